@@ -1,0 +1,357 @@
+"""Every message that peers exchange, as frozen pydantic models: schema before use.
+
+A message's ``kind`` names it on the wire. Those that carry a tensor say its dtype and shape in ``tensor``;
+the bytes follow the header (``swarm/wire.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PeerName = Annotated[str, Field(min_length=1, max_length=128)]
+Step = Annotated[int, Field(ge=0, lt=2**48)]
+Index = Annotated[int, Field(ge=0, lt=2**32)]
+Count = Annotated[int, Field(ge=0, lt=2**32)]
+Digest = Annotated[str, Field(max_length=64)]
+Reason = Annotated[str, Field(max_length=200)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+MAX_STAGES = 1024
+MAX_MEMBERS = 65536
+
+
+class TensorSpec(BaseModel):
+    """dtype and shape of a tensor that follows a header."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: Literal["float32", "bfloat16", "int64", "uint8"]
+    shape: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**40)], ...], Field(max_length=8)]
+
+
+class Message(BaseModel):
+    """Base of all messages; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[str]
+    registry: ClassVar[dict[str, type[Message]]] = {}
+
+    tensor: TensorSpec | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        kind = cls.__dict__.get("kind")
+        if kind is not None:
+            if kind in Message.registry:
+                raise TypeError(f"two messages call themselves {kind!r}")
+            Message.registry[kind] = cls
+
+
+class Hop(BaseModel):
+    """One place of a path. ``version`` grows each time a rerouting puts another peer there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    peer: PeerName
+    version: Count = 0
+
+
+Path = Annotated[tuple[Hop, ...], Field(min_length=1, max_length=MAX_STAGES)]
+
+
+class MicrobatchMessage(Message):
+    """A message about one attempt at one microbatch. ``attempt`` grows when the origin starts it anew."""
+
+    step: Step
+    index: Index
+    attempt: Count
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return (self.step, self.index, self.attempt)
+
+
+class Forward(MicrobatchMessage):
+    """An activation ``[B, T, width]`` for ``path[hop]``; ``hop == len(path)`` is the origin's loss."""
+
+    kind = "forward"
+    origin: PeerName
+    path: Path
+    hop: Count
+    evaluate: bool = False
+
+    @model_validator(mode="after")
+    def _hop_in_path(self) -> Forward:
+        if not 1 <= self.hop <= len(self.path):
+            raise ValueError("hop lies outside the path")
+        return self
+
+
+class Backward(MicrobatchMessage):
+    """A gradient ``[B, T, width]`` of the output of ``path[hop]``; ``trail`` lists who held backward so far."""
+
+    kind = "backward"
+    origin: PeerName
+    path: Path
+    hop: Count
+    trail: Annotated[tuple[Hop, ...], Field(max_length=MAX_STAGES)]
+
+    @model_validator(mode="after")
+    def _hop_in_path(self) -> Backward:
+        if not 0 <= self.hop < len(self.path):
+            raise ValueError("hop lies outside the path")
+        return self
+
+
+class Accept(MicrobatchMessage):
+    """The answer to a FORWARD that will be computed."""
+
+    kind = "accept"
+    hop: Count
+
+
+class Refuse(MicrobatchMessage):
+    """The answer to a FORWARD that will not be computed."""
+
+    kind = "refuse"
+    hop: Count
+    reason: Literal["busy", "wrong step", "wrong stage", "leaving", "behind"]
+
+
+class Restart(MicrobatchMessage):
+    """A hop's word to the origin that this attempt cannot be finished on its path."""
+
+    kind = "restart"
+    reason: Reason
+
+
+class Release(MicrobatchMessage):
+    """The origin's word that this attempt counts nowhere: drop what is held for it."""
+
+    kind = "release"
+
+
+class Commit(MicrobatchMessage):
+    """The origin's word that a microbatch went through forward and backward on ``path``."""
+
+    kind = "commit"
+    origin: PeerName
+    path: Path
+    tokens: Count
+    loss: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Heartbeat(Message):
+    """Sent on every link in use. ``echo_s`` returns the receiver's own last ``sent_s`` for a round-trip time."""
+
+    kind = "heartbeat"
+    sequence: Count
+    incarnation: Count
+    step: Step
+    progress: Count
+    state: Literal["joining", "active", "leaving"]
+    sent_s: Seconds
+    echo_s: Seconds | None = None
+
+
+class Goodbye(Message):
+    """A clean leave: whatever is still held for the sender goes elsewhere at once."""
+
+    kind = "goodbye"
+    incarnation: Count
+
+
+class GossipEntry(BaseModel):
+    """One signed fact. Merging keeps the greater of (version, value): a join-semilattice."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    topic: Annotated[str, Field(min_length=1, max_length=64)]
+    owner: PeerName
+    version: Annotated[int, Field(ge=0, lt=2**62)]
+    value: Annotated[bytes, Field(max_length=1 << 20)]
+    signature: Annotated[bytes, Field(max_length=64)] = b""
+
+
+class GossipPush(Message):
+    """Facts that the receiver may not know."""
+
+    kind = "gossip_push"
+    entries: Annotated[tuple[GossipEntry, ...], Field(max_length=4096)]
+
+
+class GossipDigest(Message):
+    """What the sender knows: (topic, owner, version); the receiver answers with what is newer or missing."""
+
+    kind = "gossip_digest"
+    known: Annotated[tuple[tuple[str, str, int], ...], Field(max_length=65536)]
+    reply: bool = True
+
+
+class Member(BaseModel):
+    """A peer in the agreed membership of a step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    peer: PeerName
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    incarnation: Count = 0
+
+
+class Counted(BaseModel):
+    """A microbatch that counts in its step: who computed each stage, and how many tokens it holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: Index
+    attempt: Count
+    origin: PeerName
+    path: Path
+    tokens: Count
+
+
+class StepClose(BaseModel):
+    """What one step's agreement decides: the microbatches that count, and who takes part from here on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: Step
+    counted: Annotated[tuple[Counted, ...], Field(max_length=1 << 20)]
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
+
+
+Ballot = Annotated[tuple[Count, PeerName], Field()]
+"""(round, proposer); round 0 belongs to the step's first proposer alone."""
+
+
+class Prepare(Message):
+    kind = "prepare"
+    step: Step
+    ballot: Ballot
+
+
+class Promise(Message):
+    kind = "promise"
+    step: Step
+    ballot: Ballot
+    accepted_ballot: Ballot | None = None
+    accepted: StepClose | None = None
+
+
+class Propose(Message):
+    kind = "propose"
+    step: Step
+    ballot: Ballot
+    close: StepClose
+
+
+class Accepted(Message):
+    kind = "accepted"
+    step: Step
+    ballot: Ballot
+
+
+class Rejected(Message):
+    """A higher ballot was promised."""
+
+    kind = "rejected"
+    step: Step
+    ballot: Ballot
+    promised: Ballot
+
+
+class Decided(Message):
+    kind = "decided"
+    close: StepClose
+
+
+class StepQuery(Message):
+    """What was decided for ``step``? Answered by DECIDED, or by nothing if it is not known."""
+
+    kind = "step_query"
+    step: Step
+
+
+class AverageMessage(Message):
+    """A message of one attempt at averaging one stage's gradients, among ``members``, of a decided step."""
+
+    step: Step
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    attempt: Count
+
+
+class AveragePart(AverageMessage):
+    """The sender's sum over its counted microbatches of part ``part``, for that part's owner."""
+
+    kind = "average_part"
+    part: Count
+    tokens: Count
+
+
+class AverageResult(AverageMessage):
+    """The averaged part, the same bytes from its owner to every member."""
+
+    kind = "average_result"
+    part: Count
+
+
+class AverageDigest(AverageMessage):
+    """The sender holds the whole average, and this is its SHA-256."""
+
+    kind = "average_digest"
+    digest: Digest
+
+
+class AverageStart(AverageMessage):
+    """The leader's word on who averages in this attempt."""
+
+    kind = "average_start"
+    members: Annotated[tuple[PeerName, ...], Field(min_length=1, max_length=4096)]
+
+
+class AverageDone(AverageMessage):
+    """The leader's word that every member holds the same average: apply it."""
+
+    kind = "average_done"
+    digest: Digest
+
+
+class JoinRequest(Message):
+    """A newcomer asks to be admitted to a stage at the next close."""
+
+    kind = "join_request"
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    incarnation: Count
+
+
+class StateRequest(Message):
+    """Ask a replica for its stage's state at exactly ``step`` (the state before that step's update)."""
+
+    kind = "state_request"
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    step: Step
+    offset: Annotated[int, Field(ge=0, lt=2**48)]
+
+
+class StateChunk(Message):
+    """Bytes ``[offset, offset + len)`` of the state's safetensors image, SHA-256 of the whole in ``digest``."""
+
+    kind = "state_chunk"
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    step: Step
+    offset: Annotated[int, Field(ge=0, lt=2**48)]
+    total: Annotated[int, Field(ge=0, lt=2**48)]
+    digest: Digest
+
+
+class StateRefused(Message):
+    """The state at that step is not held (any more, or yet)."""
+
+    kind = "state_refused"
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    step: Step
+    reason: Reason
