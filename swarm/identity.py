@@ -100,7 +100,7 @@ def peer_id_of(public_key: bytes) -> str:
     """The peer id of a raw Ed25519 public key. Raises ``IdentityError`` unless it has 32 bytes."""
     if len(public_key) != KEY_BYTES:
         raise IdentityError(f"an Ed25519 public key has {KEY_BYTES} bytes, not {len(public_key)}")
-    return base58.b58encode(_PEER_ID_PREFIX + public_key).decode("ascii")
+    return str(base58.b58encode(_PEER_ID_PREFIX + public_key), "ascii")
 
 
 def public_key_of(peer_id: str) -> bytes:
@@ -108,7 +108,7 @@ def public_key_of(peer_id: str) -> bytes:
     # The length comes first: base58 takes time quadratic in it, and ids come from strangers.
     if isinstance(peer_id, str) and len(peer_id) == _PEER_ID_CHARS and peer_id.isascii():
         try:
-            raw = base58.b58decode(peer_id)
+            raw = bytes(base58.b58decode(peer_id))
         except ValueError:
             raw = b""
         # base58's decoder strips white space; one key must have one name, so the way back must agree.
