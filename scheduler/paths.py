@@ -1,0 +1,274 @@
+"""Path search, first form: a greedy dynamic programme with balanced visits, then a short local improvement.
+
+Everything here depends on its arguments alone: the same instance, seed, previous plan and number of
+iterations give the same plan, on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
+
+from scheduler.errors import SchedulerError
+from scheduler.instance import Instance
+from scheduler.plan import Plan, path_fault, validate
+from scheduler.timeline import Score, Simulator
+
+Hops = list[int]
+"""A path by position in ``instance.peers``, origin first."""
+_Label = tuple[int, float, tuple[int, ...]]
+"""(visits so far of the stages on the way, predicted time, way)"""
+
+
+def search(
+    instance: Instance,
+    *,
+    seed: int,
+    previous: Plan | None = None,
+    iterations: int = 6,
+    proposer: str = "",
+) -> Plan:
+    """A plan for ``instance``; there always is one, ``degraded`` if too few stages live.
+
+    ``previous`` is where the search starts if that, with its dead peers replaced, beats a fresh start. Each
+    of the ``iterations`` is one evaluation of a changed plan; more of them never give a worse plan. Search
+    again from the result, with another seed, to go on.
+    """
+    simulator = Simulator(instance)
+    paths = construct(instance, simulator)
+    best = simulator.score(paths)
+    if previous is not None:
+        repaired = repair(previous, instance, simulator)
+        if repaired is not None:
+            score = simulator.score(repaired)
+            if score <= best:
+                paths, best = repaired, score
+    paths, best = _improve(simulator, paths, best, random.Random(seed), iterations)
+    return make_plan(instance, paths, best.makespan_s, proposer)
+
+
+def make_plan(
+    instance: Instance, paths: Sequence[Sequence[int]], makespan_s: float, proposer: str = ""
+) -> Plan:
+    """The plan with ``paths`` given by position in ``instance.peers``; finds out whether it is degraded."""
+    named = tuple(tuple(instance.peers[p].peer for p in path) for path in paths)
+    plan = Plan(paths=named, makespan_s=makespan_s, epoch=instance.epoch, proposer=proposer)
+    short = any(len(path) < instance.path_length for path in named)
+    if short or validate(plan, instance) is not None:
+        return plan.model_copy(update={"degraded": True})
+    return plan
+
+
+def send_order(microbatches: Mapping[str, int], instance: Instance) -> list[int]:
+    """The origin of each microbatch in send order: each origin's first, each one's second, and so on."""
+    most = max(microbatches.values(), default=0)
+    return [instance.index[o] for i in range(most) for o, n in microbatches.items() if i < n]
+
+
+def construct(instance: Instance, simulator: Simulator | None = None) -> list[Hops]:
+    """One path for each microbatch, in send order, each with the earliest predicted finish when it is chosen.
+
+    Each path takes the stages that were visited least; so the visits of any two living stages differ by one
+    at most, wherever the links allow it.
+    """
+    builder = _Builder(instance, simulator or Simulator(instance))
+    return [builder.add(origin) for origin in send_order(instance.microbatches, instance)]
+
+
+class _Builder:
+    """Loads and visits so far, while paths are added one by one."""
+
+    def __init__(self, instance: Instance, simulator: Simulator) -> None:
+        self.instance = instance
+        self.simulator = simulator
+        self.free_s = [0.0] * len(instance.peers)
+        self.visits = [0] * instance.stages
+
+    def add(self, origin: int) -> Hops:
+        """The next path of ``origin``, counted into the loads and visits."""
+        path = self._cheapest(origin, self.instance.required_length(self.instance.peers[origin].peer))
+        self.count(path)
+        return path
+
+    def count(self, path: Hops) -> None:
+        for hop, p in enumerate(path):
+            spec = self.instance.peers[p]
+            self.free_s[p] += spec.work_s + (0.0 if hop else spec.loss_s)
+            if hop:
+                self.visits[spec.stage] += 1
+
+    def _cheapest(self, origin: int, length: int) -> Hops:
+        """The path of exactly ``length`` stages with the least visits so far, then the least predicted time.
+
+        Dynamic programme over (hops so far, peer). The n least visited stages have the least sum of visits,
+        so where no link is missing the visits of any two stages never differ by more than one.
+        """
+        instance, usable, hop_s = self.instance, self.instance.usable, self.simulator.hop_s
+        layer: dict[int, _Label] = {
+            origin: (0, self.free_s[origin] + instance.peers[origin].forward_s, (origin,))
+        }
+        for _ in range(length - 1):
+            grown: dict[int, _Label] = {}
+            for p, (visits, time_s, way) in layer.items():
+                for stage in instance.alive_stages[
+                    bisect_right(instance.alive_stages, instance.peers[p].stage) :
+                ]:
+                    for q in instance.by_stage[stage]:
+                        if not usable[p][q]:
+                            continue
+                        spec = instance.peers[q]
+                        begins = max(time_s + hop_s(p, q), self.free_s[q])
+                        # The gradient's way back counts as if it followed at once.
+                        ends = begins + spec.forward_s + spec.backward_s + hop_s(q, p)
+                        label = (visits + self.visits[stage], ends, (*way, q))
+                        if q not in grown or label < grown[q]:
+                            grown[q] = label
+            layer = grown
+        home = [
+            (visits, time_s + hop_s(p, origin) + hop_s(origin, p), way)
+            for p, (visits, time_s, way) in layer.items()
+            if p == origin or usable[p][origin]
+        ]
+        return list(min(home)[2])
+
+
+def repair(plan: Plan, instance: Instance, simulator: Simulator | None = None) -> list[Hops] | None:
+    """The paths of ``plan`` that still hold, in its order, and new ones for those that a dead peer broke.
+
+    Microbatches that origins draw beyond the plan get paths too, those that they no longer draw lose theirs.
+    None if the result would not visit the stages evenly.
+    """
+    builder = _Builder(instance, simulator or Simulator(instance))
+    left = dict(instance.microbatches)
+    kept: list[Hops] = []
+    broken: list[int] = []
+    for path in plan.paths:
+        if not left.get(path[0]):
+            continue
+        left[path[0]] -= 1
+        if path_fault(path, instance) is None:
+            kept.append([instance.index[peer] for peer in path])
+            builder.count(kept[-1])
+        else:
+            broken.append(len(kept))
+            kept.append([instance.index[path[0]]])
+    for place in broken:
+        kept[place] = builder.add(kept[place][0])
+    kept += [builder.add(origin) for origin in send_order(left, instance)]
+    return kept if validate(make_plan(instance, kept, 0.0), instance) is None else None
+
+
+def replacement(
+    instance: Instance,
+    path: Sequence[str],
+    hop: int,
+    dead: Collection[str],
+    *,
+    stage: int | None = None,
+    load_s: Mapping[str, float] | None = None,
+) -> str | None:
+    """The replica that can take ``path[hop]`` with the least predicted finish; None if none lives or is in
+    reach.
+
+    ``dead`` are peers not to be taken: dead, suspect, full, or already tried. ``stage`` says what
+    ``path[hop]`` hosts, needed if ``instance`` does not list that peer any more (else SchedulerError).
+    ``load_s`` is the work that waits at each peer already. Neighbours on the path that the instance does not
+    list cost nothing to reach.
+    """
+    if stage is None:
+        if path[hop] not in instance.index:
+            raise SchedulerError(f"{path[hop]} is not a peer of the instance: its stage must be given")
+        stage = instance.peers[instance.index[path[hop]]].stage
+    before = instance.index.get(path[hop - 1]) if hop else None
+    after = instance.index.get(path[hop + 1] if hop + 1 < len(path) else path[0]) if hop else None
+    ends = [end for end in (before, after) if end is not None]
+    simulator = Simulator(instance)
+    best: tuple[float, str] | None = None
+    for p in instance.by_stage[stage]:
+        spec = instance.peers[p]
+        if spec.peer in dead or spec.peer in path or not all(instance.usable[p][q] for q in ends):
+            continue
+        waits_s = (load_s or {}).get(spec.peer, 0.0)
+        travels_s = sum(simulator.hop_s(p, q) + simulator.hop_s(q, p) for q in ends)
+        finish = (waits_s + spec.forward_s + spec.backward_s + travels_s, spec.peer)
+        if best is None or finish < best:
+            best = finish
+    return best[1] if best else None
+
+
+def _improve(
+    simulator: Simulator, paths: list[Hops], best: Score, rng: random.Random, iterations: int
+) -> tuple[list[Hops], Score]:
+    """Hill climbing: ``iterations`` random moves, each kept if the schedule is no worse."""
+    if not paths:
+        return paths, best
+    moves: tuple[Callable[[Instance, list[Hops], random.Random], list[Hops] | None], ...]
+    moves = (_move_replica, _exchange_hops, _exchange_hops, _swap_order)
+    for _ in range(iterations):
+        changed = None
+        for _attempt in range(8):
+            changed = rng.choice(moves)(simulator.instance, paths, rng)
+            if changed is not None:
+                break
+        if changed is None:
+            continue
+        score = simulator.score(changed)
+        if score <= best:
+            paths, best = changed, score
+    return paths, best
+
+
+def _move_replica(instance: Instance, paths: list[Hops], rng: random.Random) -> list[Hops] | None:
+    """Another replica of one hop's stage."""
+    i = rng.randrange(len(paths))
+    if len(paths[i]) < 2:
+        return None
+    hop = rng.randrange(1, len(paths[i]))
+    others = [p for p in instance.by_stage[instance.peers[paths[i][hop]].stage] if p != paths[i][hop]]
+    if not others:
+        return None
+    path = list(paths[i])
+    path[hop] = rng.choice(others)
+    return _replaced(instance, paths, {i: path})
+
+
+def _exchange_hops(instance: Instance, paths: list[Hops], rng: random.Random) -> list[Hops] | None:
+    """Two microbatches exchange one hop each, of the same stage or not: all loads and visits stay as they
+    are."""
+    i, j = rng.randrange(len(paths)), rng.randrange(len(paths))
+    if i == j or len(paths[i]) < 2 or len(paths[j]) < 2:
+        return None
+    a, b = rng.randrange(1, len(paths[i])), rng.randrange(1, len(paths[j]))
+    p, q = paths[i][a], paths[j][b]
+    if p == q:
+        return None
+    first = [*paths[i][:a], *paths[i][a + 1 :], q]
+    second = [*paths[j][:b], *paths[j][b + 1 :], p]
+    return _replaced(instance, paths, {i: first, j: second})
+
+
+def _swap_order(instance: Instance, paths: list[Hops], rng: random.Random) -> list[Hops] | None:
+    """Two microbatches change places in the send order."""
+    i, j = rng.randrange(len(paths)), rng.randrange(len(paths))
+    if paths[i] == paths[j]:
+        return None
+    changed = list(paths)
+    changed[i], changed[j] = paths[j], paths[i]
+    return changed
+
+
+def _replaced(instance: Instance, paths: list[Hops], new: dict[int, Hops]) -> list[Hops] | None:
+    """``paths`` with the ``new`` ones put in order of stages; None if one visits a stage twice or has no
+    way."""
+    changed = list(paths)
+    for i, path in new.items():
+        path.sort(key=lambda p: instance.peers[p].stage)
+        stages = [instance.peers[p].stage for p in path]
+        if any(a == b for a, b in pairwise(stages)):
+            return None
+        if not all(instance.usable[a][b] for a, b in [*pairwise(path), (path[-1], path[0])]):
+            return None
+        changed[i] = path
+    return changed
