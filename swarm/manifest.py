@@ -10,7 +10,6 @@ import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -164,7 +163,7 @@ class Manifest(Section):
         except ValidationError as error:
             raise ManifestError(_one_line(error)) from None
 
-    @cached_property
+    @property
     def canonical(self) -> bytes:
         """The bytes that are hashed and signed: JSON, keys sorted, floats in their shortest exact form."""
         table = self.model_dump(mode="json")
@@ -178,7 +177,7 @@ class Manifest(Section):
         ends = 2 * model.vocabulary * model.width + model.width if stage == 0 else 0
         return self.stages[stage] * layer + ends
 
-    @cached_property
+    @property
     def run_id(self) -> str:
         """SHA-256 of the canonical bytes, in hex."""
         return hashlib.sha256(self.canonical).hexdigest()

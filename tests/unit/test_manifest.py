@@ -160,3 +160,8 @@ def test_a_signed_manifest_is_what_the_researcher_signed() -> None:
     with pytest.raises(ManifestError, match="signature is not the researcher's"):
         # A signature over the bytes without their purpose is not one over a manifest.
         SignedManifest(manifest.canonical, RESEARCHER.sign(manifest.canonical)).verify()
+
+
+def test_a_changed_copy_has_another_name() -> None:
+    manifest = demo()
+    assert manifest.model_copy(update={"seed": 2}).run_id != manifest.run_id
