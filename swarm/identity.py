@@ -68,8 +68,12 @@ class Identity:
             )
         return identity
 
+    def to_bytes(self) -> bytes:
+        """libp2p's PrivateKey protobuf, which is what p2pd reads: secret."""
+        return _FILE_PREFIX + self._seed + self.public_key
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the key as libp2p's PrivateKey protobuf, mode 0600, whole or not at all.
+        """Write ``to_bytes()``, mode 0600, whole or not at all.
 
         Raises ``IdentityError`` when the folder cannot be written.
         """
@@ -79,7 +83,7 @@ class Identity:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(_FILE_PREFIX + self._seed + self.public_key)
+                    file.write(self.to_bytes())
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, target)

@@ -243,7 +243,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     if flat.device.type != "cpu":
         flat = flat.cpu()
     if flat.numel() == 0:
-        return memoryview(b"")
+        return memoryview(bytearray())
     return memoryview(flat.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
