@@ -26,10 +26,21 @@ Counter48 = Annotated[int, Field(ge=0, lt=2**48)]
 class PeerView(Frozen):
     """A peer's word on itself: the fact (``VIEW_TOPIC``, peer). Times are for one microbatch."""
 
-    peer: PeerName incarnation: Counter48 stage: Stage state: Literal["joining", "active", "leaving"] step:
-    Counter48 forward_s: Busy backward_s: Busy weight_s: Seconds = 0.0 loss_s: Seconds = 0.0 memory_slots:
-    Annotated[int, Field(ge=1, lt=2**20)] up_bytes_per_s: Rate down_bytes_per_s: Rate links:
-    Annotated[dict[PeerName, tuple[Seconds, LinkRate]], Field(max_length=MAX_LINKS, default_factory=dict)]
+    peer: PeerName
+    incarnation: Counter48
+    stage: Stage
+    state: Literal["joining", "active", "leaving"]
+    step: Counter48
+    forward_s: Busy
+    backward_s: Busy
+    weight_s: Seconds = 0.0
+    loss_s: Seconds = 0.0
+    memory_slots: Annotated[int, Field(ge=1, lt=2**20)]
+    up_bytes_per_s: Rate
+    down_bytes_per_s: Rate
+    links: Annotated[dict[PeerName, tuple[Seconds, LinkRate]], Field(max_length=MAX_LINKS)] = Field(
+        default_factory=dict
+    )
     """Other peer -> (one-way latency in s, rate towards it in bytes/s); a rate of 0: cannot be reached."""
 
     def to_bytes(self) -> bytes:

@@ -1,0 +1,95 @@
+"""Lower bounds on the makespan of any valid plan: how far a plan can be from the best one."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from scheduler.instance import Instance
+from scheduler.timeline import Simulator
+
+
+class Bounds(NamedTuple):
+    """Seconds that no valid plan can beat, by what stands in its way."""
+
+    busiest_stage_s: float
+    """Computing the visits that coverage owes to a stage, split as well as its replicas allow."""
+    busiest_uplink_s: float
+    """Sending what those visits, or an origin's microbatches, send."""
+    path_s: float
+    """An origin's microbatches, each at least as long as its quickest path, as many at once as it has
+    slots."""
+
+    @property
+    def best_s(self) -> float:
+        return max(self)
+
+
+def bounds(instance: Instance) -> Bounds:
+    """Lower bounds of ``instance``, averaging left out."""
+    simulator = Simulator(instance)
+    stage_s, uplink_s, path_s = 0.0, 0.0, 0.0
+    owed = owed_visits(instance)
+    for stage in instance.alive_stages:
+        replicas = [(instance.peers[p], 2 * simulator.up_s[p]) for p in instance.by_stage[stage]]
+        stage_s = max(stage_s, _split([spec.work_s for spec, _ in replicas], owed))
+        uplink_s = max(uplink_s, _split([up_s for _, up_s in replicas], owed))
+    for origin, count in instance.microbatches.items():
+        if not count:
+            continue
+        p = instance.index[origin]
+        spec = instance.peers[p]
+        stage_s = max(stage_s, count * (spec.work_s + spec.loss_s))
+        length = instance.required_length(origin)
+        if length > 1:
+            uplink_s = max(uplink_s, count * 2 * simulator.up_s[p])
+        one_s = _quickest(instance, simulator, p, length)
+        # A microbatch holds its slot from its first forward to its last backward.
+        path_s = max(path_s, spec.weight_s + max(one_s, count * one_s / spec.memory_slots))
+    return Bounds(stage_s, uplink_s, path_s)
+
+
+def owed_visits(instance: Instance) -> int:
+    """The least visits that a living stage other than 0 can have in a plan within the coverage tolerance."""
+    alive = len(instance.alive_stages)
+    if not alive or not instance.all_usable:
+        return 0
+    total = sum(n * (instance.required_length(o) - 1) for o, n in instance.microbatches.items())
+    return max(0, math.ceil((total - (alive - 1) * instance.coverage_tolerance) / alive))
+
+
+def _split(each_s: list[float], visits: int) -> float:
+    """The least time in which servers that take ``each_s`` seconds a visit make whole ``visits`` together."""
+    if not visits or min(each_s) == 0:
+        return 0.0
+    served = [0] * len(each_s)
+    last_s = 0.0
+    for _ in range(visits):
+        i = min(range(len(each_s)), key=lambda i: (served[i] + 1) * each_s[i])
+        served[i] += 1
+        last_s = max(last_s, served[i] * each_s[i])
+    return last_s
+
+
+def _quickest(instance: Instance, simulator: Simulator, origin: int, length: int) -> float:
+    """From first forward to last backward of the quickest path of ``length`` stages, nothing else going
+    on."""
+    home = instance.peers[origin]
+    reach: dict[int, float] = {origin: home.forward_s + home.loss_s + home.backward_s}
+    for _ in range(length - 1):
+        further: dict[int, float] = {}
+        for p, time_s in reach.items():
+            for q, spec in enumerate(instance.peers):
+                if spec.stage > instance.peers[p].stage and instance.usable[p][q]:
+                    at_s = time_s + _there_and_back(simulator, p, q) + spec.forward_s + spec.backward_s
+                    further[q] = min(at_s, further.get(q, math.inf))
+        reach = further
+    return min(
+        time_s + _there_and_back(simulator, p, origin)
+        for p, time_s in reach.items()
+        if p == origin or instance.usable[p][origin]
+    )
+
+
+def _there_and_back(simulator: Simulator, p: int, q: int) -> float:
+    return simulator.hop_s(p, q) + simulator.hop_s(q, p)
