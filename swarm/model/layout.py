@@ -55,6 +55,12 @@ def build_stage(manifest: Manifest, stage: int) -> Llama:
         return Llama(manifest.model, stage_layers(manifest, stage), ends=stage == 0)
 
 
+def build_whole(manifest: Manifest) -> Llama:
+    """The module of all stages together, without storage for its parameters (device ``meta``)."""
+    with torch.device("meta"):
+        return Llama(manifest.model, range(manifest.model.layers), ends=True)
+
+
 def layout_of(module: Llama) -> Layout:
     """Matrices in the order of the module, then the norms: the same for every replica."""
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

@@ -35,7 +35,7 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang & Sennrich 2019), the mean taken in float32."""
+    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang & Sennrich 2019)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -43,9 +43,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x.float()
-        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * h.to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def rotary_table(config: ModelSection, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -62,6 +60,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding (Su et al. 2021) of x ``[B, heads, T, E]``; dimension i is paired with i + E/2."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def repeat_heads(x: Tensor, times: int) -> Tensor:
+    """``[B, K, T, E]`` -> ``[B, K * times, T, E]``, the copies of a head side by side."""
+    batch, heads, length, size = x.shape
+    return x[:, :, None].expand(-1, -1, times, -1, -1).reshape(batch, heads * times, length, size)
 
 
 class Attention(nn.Module):
@@ -83,8 +87,8 @@ class Attention(nn.Module):
         v = self.v_proj(x, linear).view(batch, length, self.kv_heads, self.size).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = self.heads // self.kv_heads
-        if group > 1:  # not enable_gqa: torch 2.4 has none, and on a CPU it leaves the fused kernel
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        if group > 1:  # not enable_gqa, which torch 2.4 lacks
+            k, v = repeat_heads(k, group), repeat_heads(v, group)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         result: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, width), linear)
         return result

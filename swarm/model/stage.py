@@ -18,15 +18,12 @@ from swarm.manifest import Manifest
 from swarm.messages import TensorSpec
 from swarm.model import state
 from swarm.model.deferred import Deferred, Tape
+from swarm.model.finite import require_finite
 from swarm.model.layout import build_stage, initialise, layout_of
 from swarm.model.llama import summed_loss
 from swarm.model.optimizer import FlatAdamW, clip, gradient_norm
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class NotFiniteError(ArithmeticError):
-    """NaN or infinity where a number was needed; nothing was changed."""
 
 
 @dataclass
@@ -62,7 +59,8 @@ class StageRuntime:
     """One stage of a run on one device, from its deterministic start.
 
     Methods that take a tensor raise ValueError if its shape or dtype is wrong, NotFiniteError if it
-    holds NaN or infinity, before anything changes. Activations may come in any float dtype and leave in the model's.
+    holds NaN or infinity, before anything changes. Activations may come in any float dtype and leave in the
+    model's.
     """
 
     def __init__(self, manifest: Manifest, stage: int, device: str | torch.device = "cpu") -> None:
@@ -195,7 +193,7 @@ class StageRuntime:
         total = contributions[0].to(self.device, copy=True)
         for contribution in contributions[1:]:
             total += contribution.to(self.device)
-        _require_finite(total, "the gradients' sum")
+        require_finite(total, "the gradients' sum")
         return total.div_(tokens) if tokens else total.zero_()
 
     @torch.no_grad()
@@ -204,7 +202,7 @@ class StageRuntime:
         target = torch.tensor_split(self._average, parts)[part]
         if values.dtype != torch.float32 or values.shape != target.shape:
             raise ValueError(f"part {part} of {parts} must be float32 {list(target.shape)}")
-        _require_finite(values, "the average")
+        require_finite(values, "the average")
         if self._averaged[0] != parts:
             self._averaged = (parts, set())
         target.copy_(values)
@@ -310,22 +308,17 @@ class StageRuntime:
         shaped = x.dim() == 3 and x.shape[1] <= model.context and x.shape[2] == model.width
         if not (shaped and x.is_floating_point()):
             raise ValueError(f"an activation must be floats [B, T, {model.width}], T at most {model.context}")
-        _require_finite(x, "an activation or its gradient")
+        require_finite(x, "an activation or its gradient")
         return x.to(self.device, self._dtype)
 
     def _finite_loss(self, total: Tensor) -> float:
-        _require_finite(total, "the loss")
+        require_finite(total, "the loss")
         return total.item()
 
     def _require_average(self) -> None:
         parts, there = self._averaged
         if not parts or len(there) != parts:
             raise RuntimeError("the average is not complete")
-
-
-def _require_finite(tensor: Tensor, what: str) -> None:
-    if not bool(torch.isfinite(tensor).all()):
-        raise NotFiniteError(f"{what} holds NaN or infinity")
 
 
 def _sha256(flat: Tensor) -> str:

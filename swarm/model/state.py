@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from swarm.errors import UserError
+from swarm.model.finite import is_finite
 from swarm.model.layout import Layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -63,7 +64,7 @@ def check(tensors: Mapping[str, Tensor], layout: Layout) -> int:
         tensor = tensors[name]
         if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
             raise _error(f"{name} is {_describe(tensor)}, not float32 {list(shape)}")
-        if not bool(tensor.isfinite().all()):
+        if not is_finite(tensor):
             raise _error(f"{name} holds NaN or infinity")
         if name.startswith("optimizer.exp_avg_sq.") and bool((tensor < 0).any()):
             raise _error(f"{name} holds a negative number")
