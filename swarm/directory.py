@@ -11,7 +11,7 @@ import logging
 import statistics
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
@@ -38,6 +38,7 @@ from swarm.records import (
     dht_key,
     seal,
 )
+from swarm.transport.p2phost import P2PHost
 
 log = logging.getLogger(__name__)
 
@@ -55,19 +56,6 @@ class DirectoryError(Exception):
     """The directory cannot be reached or did not take a record; one line."""
 
 
-class Host(Protocol):
-    """What the directory needs of ``swarm.transport.p2phost.P2PHost``."""
-
-    @property
-    def p2p(self) -> Any:
-        """hivemind's ``P2P``; another one after p2pd was restarted."""
-        ...
-
-    def on_restart(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await ``callback()`` whenever ``p2p`` has become another one."""
-        ...
-
-
 class Directory:
     """Publishes our records, renews them until ``withdraw`` or ``close``, and reads those of others.
 
@@ -76,7 +64,7 @@ class Directory:
 
     def __init__(
         self,
-        host: Host,
+        host: P2PHost,
         identity: Identity,
         run_id: str,
         *,
@@ -108,7 +96,7 @@ class Directory:
     @classmethod
     async def start(
         cls,
-        host: Host,
+        host: P2PHost,
         identity: Identity,
         run_id: str,
         *,
@@ -350,23 +338,26 @@ class Directory:
     async def _greet(self, seed: str) -> float | None:
         """Ping a seed; by how many seconds its clock is ahead of ours, None when it does not answer."""
         protocol = self._node.protocol
-        peer = PeerID.from_base58(seed.rpartition("/p2p/")[2])
-        if peer == self._host.p2p.peer_id:
+        name = seed.rpartition("/p2p/")[2]
+        if name == self._host.peer_id:
             return None
+        peer = PeerID.from_base58(name)
         request = dht_pb2.PingRequest(peer=protocol.node_info)
-        asked = self._wall()
         try:
+            await asyncio.wait_for(self._host.dial(name, (seed,)), RPC_TIMEOUT_S)
+            asked = self._wall()
             answer = await asyncio.wait_for(
                 protocol.get_stub(peer).rpc_ping(request, timeout=RPC_TIMEOUT_S), 2 * RPC_TIMEOUT_S
             )
             node_id = DHTID.from_bytes(answer.peer.node_id)
-        except Exception as error:
+            got = self._wall()
+        except Exception as error:  # whatever it is: another seed may do
             log.debug("seed %s does not answer: %r", seed, error)
             return None
         await protocol.update_routing_table(node_id, peer, responded=True)
-        return float(answer.dht_time) - (asked + self._wall()) / 2
+        return float(answer.dht_time) - (asked + got) / 2
 
-    async def _on_restart(self) -> None:
+    async def _on_restart(self, _p2p: Any) -> None:
         """p2pd is another one: so must the DHT node be; its store is empty, so publish at once."""
         if self._closed:
             return
