@@ -34,7 +34,7 @@ There are 256 tokens and no special ones, so Hugging Face's `transformers` needs
 
 
 def merge_states(manifest: Manifest, stages: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The whole model's parameters from the states of all its stages in order (``StageRuntime.state_tensors``).
+    """The whole model's parameters from its stages' states in order (``StageRuntime.state_tensors``).
 
     Raises StateError if a stage is missing, wrong, or of another step than the others.
     """
