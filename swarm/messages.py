@@ -76,12 +76,17 @@ class MicrobatchMessage(Message):
 
 
 class Forward(MicrobatchMessage):
-    """An activation ``[B, T, width]`` for ``path[hop]``; ``hop == len(path)`` is the origin's loss."""
+    """An activation ``[B, T, width]`` for ``path[hop]``; ``hop == len(path)`` is the origin's loss.
+
+    ``revision`` grows when a rerouting changes the stages of the path, a hop's ``version`` when it changes
+    the peer alone.
+    """
 
     kind = "forward"
     origin: PeerName
     path: Path
     hop: Count
+    revision: Count = 0
     evaluate: bool = False
 
     @model_validator(mode="after")
@@ -98,6 +103,7 @@ class Backward(MicrobatchMessage):
     origin: PeerName
     path: Path
     hop: Count
+    revision: Count = 0
     trail: Annotated[tuple[Hop, ...], Field(max_length=MAX_STAGES)]
 
     @model_validator(mode="after")
@@ -146,7 +152,11 @@ class Commit(MicrobatchMessage):
 
 
 class Heartbeat(Message):
-    """Sent on every link in use. ``echo_s`` returns the receiver's own last ``sent_s`` for a round-trip time."""
+    """Sent on every link in use.
+
+    ``echo_s`` returns the receiver's own last ``sent_s``, held here for ``held_s``: from both it knows the
+    round-trip time without comparing clocks.
+    """
 
     kind = "heartbeat"
     sequence: Count
@@ -156,6 +166,7 @@ class Heartbeat(Message):
     state: Literal["joining", "active", "leaving"]
     sent_s: Seconds
     echo_s: Seconds | None = None
+    held_s: Seconds = 0.0
 
 
 class Goodbye(Message):
@@ -193,13 +204,14 @@ class GossipDigest(Message):
 
 
 class Member(BaseModel):
-    """A peer in the agreed membership of a step."""
+    """A peer in the agreed membership of a step. A learner receives every average and takes no work yet."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     peer: PeerName
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
     incarnation: Count = 0
+    learning: bool = False
 
 
 class Counted(BaseModel):
@@ -277,15 +289,26 @@ class StepQuery(Message):
 
 
 class AverageMessage(Message):
-    """A message of one attempt at averaging one stage's gradients, among ``members``, of a decided step."""
+    """A message about averaging one stage's gradients of a closed step among the peers of one roster.
+
+    ``roster`` is the hash of the names of those that average together: each loss makes another roster, so
+    that what belongs to one is never mixed into another.
+    """
 
     step: Step
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
-    attempt: Count
+    roster: Digest
+
+
+class AverageStart(AverageMessage):
+    """Somebody was lost: average again among ``members``."""
+
+    kind = "average_start"
+    members: Annotated[tuple[PeerName, ...], Field(min_length=1, max_length=4096)]
 
 
 class AveragePart(AverageMessage):
-    """The sender's sum over its counted microbatches of part ``part``, for that part's owner."""
+    """The sender's gradient sum of part ``part``, for that part's owner; ``tokens`` stand behind it."""
 
     kind = "average_part"
     part: Count
@@ -293,10 +316,11 @@ class AveragePart(AverageMessage):
 
 
 class AverageResult(AverageMessage):
-    """The averaged part, the same bytes from its owner to every member."""
+    """The averaged part, the same bytes from its owner to everyone."""
 
     kind = "average_result"
     part: Count
+    parts: Count
 
 
 class AverageDigest(AverageMessage):
@@ -306,26 +330,20 @@ class AverageDigest(AverageMessage):
     digest: Digest
 
 
-class AverageStart(AverageMessage):
-    """The leader's word on who averages in this attempt."""
-
-    kind = "average_start"
-    members: Annotated[tuple[PeerName, ...], Field(min_length=1, max_length=4096)]
-
-
 class AverageDone(AverageMessage):
-    """The leader's word that every member holds the same average: apply it."""
+    """Every peer of the roster holds the average with this digest: apply it."""
 
     kind = "average_done"
     digest: Digest
 
 
 class JoinRequest(Message):
-    """A newcomer asks to be admitted to a stage at the next close."""
+    """A newcomer asks to be admitted to a stage: as a learner, and when it is ``ready`` as a member."""
 
     kind = "join_request"
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
     incarnation: Count
+    ready: bool = False
 
 
 class StateRequest(Message):

@@ -1,0 +1,178 @@
+"""What the parts of one daemon share: its place in the run, and the means to talk, wait and compute."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from peer.ledger import Ledger
+from peer.liveness import Liveness
+from peer.worker import Worker
+from swarm.clock import Clock
+from swarm.events import EventLog
+from swarm.messages import Hop, Member, TensorSpec
+from swarm.transport.base import PeerId, Transport
+
+
+class Backend(Protocol):
+    """One stage's arithmetic, called on the compute thread only. ``StageBackend`` computes with torch.
+
+    Activations and gradients are in the wire's form: ``[B, T, width]`` of the run's wire dtype; stage 0 takes
+    token ids ``[B, T]``. ``saved`` and ``deferred`` are opaque and used at most once.
+    """
+
+    def forward(self, inputs: Any) -> tuple[Any, Any]:
+        """(output, saved)"""
+        ...
+
+    def infer(self, inputs: Any) -> Any:
+        """The output alone; nothing is kept."""
+        ...
+
+    def backward(self, saved: Any, gradient: Any) -> tuple[Any, Any]:
+        """(gradient of the input, deferred weight gradients)"""
+        ...
+
+    def loss(self, output: Any, labels: Any) -> tuple[float, int, Any, Any]:
+        """(loss summed over tokens in nats, tokens, gradient of ``output``, deferred); stage 0 only."""
+        ...
+
+    def infer_loss(self, output: Any, labels: Any) -> tuple[float, int]:
+        """(loss summed over tokens in nats, tokens); stage 0 only."""
+        ...
+
+    def accumulate(self, deferred: Any) -> None:
+        """Compute weight gradients and add them to the sum."""
+        ...
+
+    def discard_gradient(self) -> None:
+        """Set the sum to zero."""
+        ...
+
+    def gradient_part(self, part: int, parts: int) -> Any:
+        """Part ``part`` of the sum, not copied: it must not be changed before it was delivered."""
+        ...
+
+    def part_spec(self, part: int, parts: int) -> TensorSpec:
+        """What a part looks like on the wire."""
+        ...
+
+    def combine(self, contributions: list[Any], tokens: int) -> Any:
+        """The contributions' sum in their order, divided by ``tokens``."""
+        ...
+
+    def set_average(self, part: int, parts: int, values: Any) -> None: ...
+
+    def average_part(self, part: int, parts: int) -> Any: ...
+
+    def average_digest(self) -> str: ...
+
+    def update(self) -> tuple[str, dict[str, float]]:
+        """Apply the average, clear the sum: (digest of the parameters, figures to report)."""
+        ...
+
+    def image_bytes(self) -> int:
+        """No honest ``state_image`` is longer."""
+        ...
+
+    def state_image(self) -> bytes: ...
+
+    def load_image(self, image: bytes) -> str:
+        """Take the state, whole or not at all; its digest. Raises ValueError on anything malformed."""
+        ...
+
+    def from_bytes(self, data: Any) -> Any:
+        """A tensor of uint8 ``[n]`` that holds a copy of ``data``."""
+        ...
+
+    def to_bytes(self, chunk: Any) -> Any:
+        """The bytes of a tensor of uint8 ``[n]``."""
+        ...
+
+
+class Batches(Protocol):
+    """The run's data: any origin can draw any sample."""
+
+    def train(self, step: int, index: int) -> tuple[Any, Any]:
+        """Tokens and labels ``[B, T]``."""
+        ...
+
+    def validation(self, index: int) -> tuple[Any, Any]: ...
+
+
+class Routes(Protocol):
+    """Where microbatches go (``peer/planner.py``)."""
+
+    def path(self, position: int) -> tuple[Hop, ...]:
+        """The path of this origin's microbatch number ``position`` of the step, from the plan it holds."""
+        ...
+
+    def full_path(self) -> tuple[Hop, ...]:
+        """One living peer of every stage, for the validation loss."""
+        ...
+
+    def replacement(self, stage: int, exclude: set[PeerId]) -> PeerId | None:
+        """The living replica of ``stage`` with the least predicted finish."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """What the protocol needs of the manifest."""
+
+    stages: int
+    path_length: int
+    min_path_length: int
+    microbatches_per_origin: int
+    memory_slots: int
+    total_steps: int
+    validation_every: int
+    validation_microbatches: int
+    activation: TensorSpec
+
+
+@dataclass
+class Context:
+    """One daemon's place in the run. ``core.py`` alone changes ``step``, ``members`` and ``ledger``."""
+
+    me: PeerId
+    stage: int
+    incarnation: int
+    rules: StepRules
+    clock: Clock
+    transport: Transport
+    worker: Worker
+    backend: Backend
+    events: EventLog
+    step: int = 0
+    members: tuple[Member, ...] = ()
+    origins_of_step: tuple[PeerId, ...] = ()
+    running: bool = False
+    """Forward and backward of ``step`` may be computed: the parameters are those of this step."""
+    active: bool = False
+    """A member that takes work; false while joining."""
+    leaving: bool = False
+    ledger: Ledger = field(default_factory=lambda: Ledger(0))
+    liveness: Liveness = None  # type: ignore[assignment]
+    routes: Routes = None  # type: ignore[assignment]
+    strike: Callable[[PeerId, str], None] = lambda peer, reason: None
+
+    def replicas(self, stage: int) -> tuple[PeerId, ...]:
+        """Members that take work for ``stage``, alive or not, in a fixed order."""
+        return tuple(sorted(m.peer for m in self.members if m.stage == stage and not m.learning))
+
+    def living(self, stage: int) -> tuple[PeerId, ...]:
+        """Members of ``stage`` that are not known to be lost."""
+        return tuple(peer for peer in self.replicas(stage) if self.liveness.alive(peer))
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of this step, over all origins of the agreed membership."""
+        return self.rules.microbatches_per_origin * len(self.origins_of_step)
+
+
+def draw_order(step: int, peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    """The peers in an order that changes from step to step and that nobody chooses: by hash(step, peer)."""
+    return tuple(sorted(peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest()))

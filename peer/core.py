@@ -1,0 +1,495 @@
+"""One peer's protocol, assembled: messages in, messages out, over any transport, clock and arithmetic.
+
+The daemon runs it over libp2p and torch; the simulator runs the same code in virtual time. A step goes
+*running* (microbatches) -> *closing* (agreement, the rest of the sums) -> *averaging* -> *updating*, and on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from peer.agreement import Agreement
+from peer.averaging import Averaging
+from peer.context import Backend, Batches, Context, StepRules
+from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC, CommitsFact
+from peer.join import Donor, Joiner, Newcomers
+from peer.ledger import Closed, Ledger, apply, settle
+from peer.liveness import Liveness, LivenessLimits
+from peer.origin import Origin
+from peer.planner import Planner
+from peer.router import Held, Router
+from peer.worker import Executor, TaskKind, Worker
+from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore
+from swarm import messages as m
+from swarm.clock import Clock
+from swarm.events import EventLog
+from swarm.transport.base import PeerId, Transport
+
+INCOMPLETE_CLOSE_S = 10.0
+"""When all living origins are done and a microbatch is still missing, the step closes without it."""
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    """What a daemon, a test or the simulator chooses."""
+
+    stage: int
+    incarnation: int
+    run_id: str
+    seed: int
+    activation_bytes: int
+    liveness: LivenessLimits = LivenessLimits()
+    gossip: GossipConfig = GossipConfig(fanout=2)
+
+
+class Core:
+    """One peer. ``begin`` makes it a member from a given step on, ``join`` a newcomer."""
+
+    def __init__(
+        self,
+        options: CoreOptions,
+        rules: StepRules,
+        *,
+        transport: Transport,
+        clock: Clock,
+        executor: Executor,
+        backend: Backend,
+        batches: Batches,
+        events: EventLog,
+        rng: random.Random,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[str, bytes, bytes], bool],
+        on_step: Callable[[], None] = lambda: None,
+        on_finished: Callable[[], None] = lambda: None,
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        self._on_step = on_step
+        self._on_finished = on_finished
+        self._failed = on_failed
+        self.context = context = Context(
+            me=transport.peer_id,
+            stage=options.stage,
+            incarnation=options.incarnation,
+            rules=rules,
+            clock=clock,
+            transport=transport,
+            worker=Worker(executor, clock, failed=self._compute_failed),
+            backend=backend,
+            events=events,
+        )
+        context.strike = self._strike
+        self.strikes: dict[PeerId, int] = {}
+        context.liveness = self.liveness = Liveness(
+            transport,
+            clock,
+            events,
+            beat=self._beat,
+            on_lost=self._lost,
+            on_back=self._back,
+            limits=options.liveness,
+        )
+        self.planner = Planner(context, activation_bytes=options.activation_bytes, seed=options.seed)
+        context.routes = self.planner
+        self.router = Router(context, on_loss=self._loss, on_home=self._home, on_late=self._late)
+        self.origin = Origin(context, self.router, batches, on_done=self._origin_done)
+        self.agreement = Agreement(context, ready=self._ready_to_close, on_decided=self._decided)
+        self.averaging = Averaging(context, on_done=self._averaged)
+        self.newcomers = Newcomers(context)
+        self.donor = Donor(context)
+        self.joiner: Joiner | None = None
+        self.gossip = Gossip(
+            context.me,
+            GossipStore(TOPICS),
+            context=options.run_id.encode(),
+            base_version=options.incarnation << 32,
+            call_later=clock.call_later,
+            rng=rng,
+            neighbours=self.liveness.linked,
+            push=self._push,
+            ask=self._ask,
+            sign=sign,
+            verify=verify,
+            on_fact=self._fact,
+            config=options.gossip,
+        )
+        self.finished = False
+        self.loss_of_last_step: float | None = None
+        self.validation_loss: float | None = None
+        self.tokens_total = 0
+        self._incomplete_since: float | None = None
+        self._handlers = self._table()
+        transport.start(self)
+        self.gossip.start()
+        self.planner.start(self.gossip)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, members: tuple[m.Member, ...]) -> None:
+        """Be a member of ``step`` with the parameters that the backend holds."""
+        context = self.context
+        context.step = step
+        context.members = members
+        context.ledger = Ledger(step)
+        context.origins_of_step = context.replicas(0)
+        context.active = context.running = True
+        self._incomplete_since = None
+        self.newcomers.prune()
+        self.liveness.watch({member.peer for member in members} | self.newcomers.known())
+        if step >= context.rules.total_steps:
+            context.running = False
+            self.finished = True
+            context.events.emit("finished", step=step)
+            self._on_finished()
+            return
+        self.agreement.begin()
+        self.planner.review()
+        self.donor.on_step()
+        self.router.on_step()
+        if context.stage == 0:
+            self.origin.begin()
+
+    def join(self, contacts: set[PeerId]) -> None:
+        """Ask these members to be admitted; serve when the stage's state is here."""
+        self.context.active = self.context.running = False
+        self.joiner = Joiner(self.context, on_ready=self._admitted)
+        self.joiner.begin(contacts)
+        self.liveness.watch(contacts)
+
+    def leave(self) -> None:
+        """Say goodbye: what is held for us goes elsewhere at once."""
+        self.context.leaving = True
+        goodbye = m.Goodbye(incarnation=self.context.incarnation)
+        for peer in self.liveness.linked():
+            self.context.transport.send(peer, goodbye)
+
+    def close(self) -> None:
+        """Stop every timer and the compute queue; the transport is its owner's to close."""
+        self.agreement.close()
+        self.liveness.close()
+        self.gossip.stop()
+        self.planner.close()
+        if self.joiner is not None:
+            self.joiner.close()
+        self.context.worker.close()
+
+    # -- transport -----------------------------------------------------------------------------------------
+
+    def _table(self) -> dict[type[m.Message], Callable[[PeerId, Any, Any], None]]:
+        def plain(handler: Callable[[PeerId, Any], None]) -> Callable[[PeerId, Any, Any], None]:
+            return lambda sender, message, tensor: handler(sender, message)
+
+        agreement = self.agreement
+        averages = (m.AverageStart, m.AveragePart, m.AverageResult, m.AverageDigest, m.AverageDone)
+        return {
+            m.Heartbeat: plain(self._heartbeat),
+            m.Goodbye: plain(self._goodbye),
+            m.Forward: self.router.on_forward,
+            m.Backward: self.router.on_backward,
+            m.Accept: plain(lambda sender, message: None),
+            m.Refuse: plain(self.router.on_refuse),
+            m.Restart: plain(self.origin.on_restart),
+            m.Release: plain(self.router.on_release),
+            m.Commit: plain(self.router.on_commit),
+            m.GossipPush: plain(self._pushed),
+            m.GossipDigest: plain(self._asked),
+            m.Prepare: plain(agreement.on_prepare),
+            m.Promise: plain(agreement.on_promise),
+            m.Propose: plain(agreement.on_propose),
+            m.Accepted: plain(agreement.on_accepted),
+            m.Rejected: plain(agreement.on_rejected),
+            m.Decided: plain(self._decided_message),
+            m.StepQuery: plain(agreement.on_query),
+            m.JoinRequest: plain(self._join_request),
+            m.StateRequest: plain(self.donor.on_request),
+            m.StateChunk: self._state_chunk,
+            m.StateRefused: plain(self._state_refused),
+            **dict.fromkeys(averages, self._average_message),
+        }
+
+    def on_message(self, sender: PeerId, message: m.Message, tensor: Any) -> None:
+        if sender != self.context.me:
+            self.liveness.on_heard(sender)
+        self._handlers[type(message)](sender, message, tensor)
+
+    def admit(self, sender: PeerId, message: m.Message, spec: m.TensorSpec) -> str | None:
+        """Only tensors of exactly the shape that the step expects are read."""
+        if isinstance(message, m.Forward | m.Backward):
+            return None if spec == self.context.rules.activation else "not the shape of an activation"
+        if isinstance(message, m.AveragePart | m.AverageResult):
+            return self._admit_part(message, spec)
+        if isinstance(message, m.StateChunk):
+            return self.joiner.admit(message, spec) if self.joiner else "no state was asked for"
+        return "no tensor belongs to this message"
+
+    def _admit_part(self, message: m.AveragePart | m.AverageResult, spec: m.TensorSpec) -> str | None:
+        context = self.context
+        if message.stage != context.stage:
+            return "a gradient of another stage"
+        most = sum(member.stage == context.stage for member in context.members) + 1
+        parts = range(1, most + 1)
+        if isinstance(message, m.AverageResult):
+            parts = range(message.parts, min(message.parts, most) + 1)
+        for count in parts:
+            if message.part < count and context.backend.part_spec(message.part, count) == spec:
+                return None
+        return "not the shape of a part of the gradient"
+
+    def on_link_up(self, peer: PeerId) -> None:
+        self.liveness.on_link_up(peer)
+        if self.joiner is not None:
+            self.joiner.on_link_up(peer)
+
+    def on_link_lost(self, peer: PeerId, reason: str) -> None:
+        self.liveness.on_link_lost(peer, reason)
+
+    # -- life of others ------------------------------------------------------------------------------------
+
+    def _beat(self) -> m.Heartbeat:
+        context = self.context
+        return m.Heartbeat(
+            sequence=0,
+            incarnation=context.incarnation,
+            step=context.step,
+            progress=context.worker.progress,
+            state="leaving" if context.leaving else "active" if context.active else "joining",
+            sent_s=0.0,
+        )
+
+    def _heartbeat(self, sender: PeerId, message: m.Heartbeat) -> None:
+        self.liveness.on_heartbeat(sender, message)
+        if message.step > self.context.step and message.state == "active":
+            self._late(sender)
+
+    def _goodbye(self, sender: PeerId, message: m.Goodbye) -> None:
+        self.context.events.emit("goodbye", other=sender)
+        self.newcomers.forget(sender)
+        self.liveness.forget(sender)
+
+    def _late(self, sender: PeerId) -> None:
+        """Somebody is further than we are: ask what was decided."""
+        if not self.agreement.decided or not self.context.active:
+            self.context.transport.send(sender, m.StepQuery(step=self.context.step))
+
+    def _lost(self, peer: PeerId, reason: str) -> None:
+        """The one place where a peer leaves all routes, in the call that records its failure."""
+        self.router.on_lost(peer)
+        self.averaging.on_lost(peer)
+        if self.joiner is not None:
+            self.joiner.on_lost(peer)
+        self.newcomers.forget(peer)
+        if self.context.active and self.context.running:
+            if peer in self.context.origins_of_step:
+                self._bear_witness(peer)
+                if self.context.stage == 0:
+                    self.origin.take_over(peer)
+            if any(member.peer == peer for member in self.context.members):
+                self.planner.review()
+            self.agreement.consider()
+
+    def _back(self, peer: PeerId) -> None:
+        if self.context.active and any(member.peer == peer for member in self.context.members):
+            self.planner.review()
+
+    def _strike(self, peer: PeerId, reason: str) -> None:
+        self.strikes[peer] = self.strikes.get(peer, 0) + 1
+        self.context.events.emit("strike", other=peer, reason=reason)
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    def _loss(self, message: m.Forward, output: Any) -> None:
+        self.origin.on_loss(message, output)
+
+    def _home(self, held: Held) -> None:
+        self.origin.on_home(held)
+
+    def _origin_done(self) -> None:
+        context = self.context
+        fact = CommitsFact(step=context.step, counted=tuple(self.origin.committed.values()))
+        context.events.emit("done", step=context.step, committed=len(fact.counted))
+        self.gossip.publish(DONE_TOPIC, fact.to_bytes())
+        self.agreement.consider()
+
+    def _bear_witness(self, lost: PeerId) -> None:
+        """A lost origin may have told only us of a commit: now everyone hears it."""
+        heard = tuple(c for c in self.context.ledger.commits.values() if c.origin == lost)
+        if heard:
+            fact = CommitsFact(step=self.context.step, counted=heard)
+            self.gossip.publish(WITNESS_TOPIC, fact.to_bytes())
+
+    def _facts_of_step(self, topic: str) -> dict[PeerId, CommitsFact]:
+        found = {}
+        for fact in self.gossip.store.of_kind(topic):
+            commits = CommitsFact.from_bytes(fact.value)
+            if commits.step == self.context.step:
+                found[fact.owner] = commits
+        return found
+
+    def _ready_to_close(self) -> m.StepClose | None:
+        """What this peer would close the step with; None as long as living origins are not done."""
+        context = self.context
+        if not context.running:
+            return None
+        done = self._facts_of_step(DONE_TOPIC)
+        if any(context.liveness.alive(o) and o not in done for o in context.origins_of_step):
+            return None
+        counted = [*context.ledger.commits.values()]
+        counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
+        witnessed = self._facts_of_step(WITNESS_TOPIC)
+        counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
+        commits = settle(c for c in counted if c.index < context.microbatches)
+        if len(commits) < context.microbatches:
+            now = context.clock.now()
+            self._incomplete_since = self._incomplete_since or now
+            if now - self._incomplete_since < INCOMPLETE_CLOSE_S:
+                return None
+        members = tuple(
+            member
+            for member in context.members
+            if member.peer == context.me or context.liveness.alive(member.peer)
+        )
+        return m.StepClose(
+            step=context.step, counted=tuple(commits.values()), members=self.newcomers.admit(members)
+        )
+
+    def _decided_message(self, sender: PeerId, message: m.Decided) -> None:
+        if not any(member.peer == sender for member in self.context.members) and self.context.active:
+            self._strike(sender, "a decision from a peer that is no member")
+        elif self.joiner is not None:
+            self.joiner.on_decided(message.close)
+        else:
+            self.agreement.on_decided(sender, message)
+
+    def _decided(self, close: m.StepClose) -> None:
+        context = self.context
+        context.running = False
+        context.ledger = apply(context.ledger, Closed(close))
+        context.events.emit(
+            "closed", step=close.step, counted=len(close.counted), members=len(close.members)
+        )
+        mine = next((member for member in close.members if member.peer == context.me), None)
+        if mine is None:
+            self._fall_out("the others closed the step without this peer")
+            return
+        try:
+            self.router.settle(self._summed)
+        except LookupError as error:
+            self._fall_out(str(error))
+
+    def _summed(self) -> None:
+        context, close = self.context, self.context.ledger.close
+        assert close is not None
+        before = set(context.replicas(context.stage))
+        after = [member for member in close.members if member.stage == context.stage]
+        group = sorted(member.peer for member in after if member.peer in before)
+        learners = {member.peer for member in context.members if member.learning}
+        listeners = tuple(sorted(member.peer for member in after if member.peer in learners))
+        context.events.emit(
+            "summed", step=close.step, order=[[c.index, c.attempt] for c in context.ledger.summed]
+        )
+        self.averaging.begin(close, tuple(group), listeners)
+
+    def _averaged(self) -> None:
+        step = self.context.step
+        self.context.worker.submit(TaskKind.SYNC, (step,), self.context.backend.update, self._updated)
+
+    def _updated(self, result: tuple[str, dict[str, float]]) -> None:
+        context, close = self.context, self.context.ledger.close
+        assert close is not None
+        digest, figures = result
+        tokens = sum(counted.tokens for counted in close.counted)
+        self.tokens_total += tokens
+        own = self.origin.figures
+        if context.stage == 0 and own.tokens:
+            self.loss_of_last_step = own.loss_sum / own.tokens
+            if own.validation_loss is not None:
+                self.validation_loss = own.validation_loss
+        context.events.emit(
+            "stepped",
+            step=close.step,
+            digest=digest,
+            tokens=tokens,
+            committed=len(close.counted),
+            rerouted=self.router.rerouted,
+            loss=self.loss_of_last_step,
+            **figures,
+        )
+        self.router.forget(close.step)
+        self.begin(close.step + 1, close.members)
+        self._on_step()
+
+    # -- joining -------------------------------------------------------------------------------------------
+
+    def _join_request(self, sender: PeerId, message: m.JoinRequest) -> None:
+        if self.context.active and message.stage < self.context.rules.stages:
+            self.newcomers.on_request(sender, message)
+
+    def _average_message(self, sender: PeerId, message: m.AverageMessage, tensor: Any) -> None:
+        if self.joiner is not None:
+            self.joiner.on_average(sender, message, tensor)
+        else:
+            self.averaging.on_message(sender, message, tensor)
+
+    def _state_chunk(self, sender: PeerId, message: m.StateChunk, tensor: Any) -> None:
+        if self.joiner is not None:
+            self.joiner.on_chunk(sender, message, tensor)
+
+    def _state_refused(self, sender: PeerId, message: m.StateRefused) -> None:
+        if self.joiner is not None:
+            self.joiner.on_refused(sender, message)
+
+    def _admitted(self, step: int, members: tuple[m.Member, ...]) -> None:
+        """The newcomer holds the parameters of ``step`` and is a full member of it."""
+        self.joiner = None
+        self.context.events.emit("joined", step=step)
+        self.begin(step, members)
+        self._on_step()
+
+    def _fall_out(self, reason: str) -> None:
+        """Out of step with the others: become a newcomer and take their state again."""
+        context = self.context
+        context.events.emit("fell_out", step=context.step, reason=reason)
+        close = context.ledger.close
+        members = close.members if close is not None else context.members
+        goodbye = m.Goodbye(incarnation=context.incarnation)
+        for peer in self.liveness.linked():
+            context.transport.send(peer, goodbye)  # nobody must wait for us in the averaging
+        self.router.forget(context.step + 1)
+        context.incarnation += 1
+        self.join({member.peer for member in members} - {context.me})
+
+    def _compute_failed(self, error: Exception) -> None:
+        self.context.events.emit("compute_failed", reason=f"{type(error).__name__}: {error}")
+        self._failed(error)
+
+    # -- gossip --------------------------------------------------------------------------------------------
+
+    def _push(self, peer: PeerId, facts: tuple[Fact, ...]) -> None:
+        entries = tuple(m.GossipEntry.model_construct(**fact._asdict()) for fact in facts)
+        self.context.transport.send(peer, m.GossipPush(entries=entries))
+
+    def _ask(self, peer: PeerId, known: tuple[tuple[str, str, int], ...], reply: bool) -> None:
+        self.context.transport.send(peer, m.GossipDigest(known=known, reply=reply))
+
+    def _pushed(self, sender: PeerId, message: m.GossipPush) -> None:
+        self.gossip.on_push(
+            sender, (Fact(e.topic, e.owner, e.version, e.value, e.signature) for e in message.entries)
+        )
+
+    def _asked(self, sender: PeerId, message: m.GossipDigest) -> None:
+        self.gossip.on_digest(sender, message.known, message.reply)
+
+    def _fact(self, fact: Fact) -> None:
+        if fact.topic not in (DONE_TOPIC, WITNESS_TOPIC):
+            self.planner.on_fact(fact)
+            return
+        try:
+            commits = CommitsFact.from_bytes(fact.value)
+        except ValueError as error:
+            self.gossip.store.forget(lambda other: other == fact)
+            self._strike(fact.owner, str(error))
+            return
+        if commits.step == self.context.step:
+            self.agreement.consider()

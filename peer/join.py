@@ -1,0 +1,399 @@
+"""Coming in while the others train: admission, the state's download, and catching up.
+
+A newcomer is first admitted as a *learner*: at a step's close, so that everyone agrees from which step on it
+gets every average of its stage. It downloads the state of exactly that step, applies the averages that came
+meanwhile, and when it has caught up it is admitted as a member at the next close. No one waits for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from peer.context import Context
+from peer.worker import TaskKind
+from swarm.messages import (
+    AverageDone,
+    AverageMessage,
+    AverageResult,
+    JoinRequest,
+    Member,
+    StateChunk,
+    StateRefused,
+    StateRequest,
+    StepClose,
+    TensorSpec,
+)
+from swarm.transport.base import PeerId
+
+CHUNK_BYTES = 1 << 20
+WINDOW = 8
+"""Chunks that are asked for before the first has come."""
+ASK_AGAIN_S = 1.0
+MAX_WAITING = 64
+
+
+class Newcomers:
+    """A member's list of those who asked to come in."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._requests: dict[PeerId, JoinRequest] = {}
+
+    def on_request(self, sender: PeerId, message: JoinRequest) -> None:
+        if len(self._requests) < MAX_WAITING or sender in self._requests:
+            self._requests[sender] = message
+
+    def known(self) -> set[PeerId]:
+        return set(self._requests)
+
+    def prune(self) -> None:
+        """Forget those that are members by now."""
+        members = {(m.peer, m.incarnation) for m in self._context.members if not m.learning}
+        for peer, request in list(self._requests.items()):
+            if (peer, request.incarnation) in members:
+                del self._requests[peer]
+
+    def forget(self, peer: PeerId) -> None:
+        self._requests.pop(peer, None)
+
+    def admit(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """``members`` with the newcomers that live as learners, and the learners that are ready as members."""
+        admitted = {member.peer: member for member in members}
+        for peer, request in self._requests.items():
+            if not self._context.liveness.alive(peer):
+                continue
+            known = admitted.get(peer)
+            same = known is not None and (known.stage, known.incarnation) == (
+                request.stage,
+                request.incarnation,
+            )
+            if known is None or not same:
+                learner = Member(
+                    peer=peer, stage=request.stage, incarnation=request.incarnation, learning=True
+                )
+                admitted[peer] = learner
+            elif known.learning and request.ready:
+                admitted[peer] = known.model_copy(update={"learning": False})
+        return tuple(admitted[peer] for peer in sorted(admitted))
+
+
+@dataclass
+class Image:
+    """A stage's state at one step, as bytes."""
+
+    step: int
+    data: bytes
+    digest: str
+
+
+class Donor:
+    """A member's answers to requests for its stage's state at exactly one step."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._image: Image | None = None
+        self._making = -1
+        self._waiting: list[tuple[PeerId, StateRequest]] = []
+
+    def on_step(self) -> None:
+        """The parameters of a new step are in place: take their image if somebody waits for it."""
+        waiting, self._waiting = self._waiting, []
+        for sender, request in waiting:
+            self.on_request(sender, request)
+
+    def on_request(self, sender: PeerId, request: StateRequest) -> None:
+        context = self._context
+        if request.stage != context.stage:
+            self._refuse(sender, request, "another stage is hosted here")
+        elif self._image is not None and self._image.step == request.step:
+            self._send(sender, request, self._image)
+        elif request.step > context.step or self._making == request.step:
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append((sender, request))
+        elif request.step == context.step and context.running:
+            self._waiting.append((sender, request))
+            self._make(request.step)
+        else:
+            self._refuse(sender, request, "the state of that step is not held any more")
+
+    def _make(self, step: int) -> None:
+        self._making = step
+
+        def work() -> Image:
+            data = self._context.backend.state_image()
+            return Image(step, data, hashlib.sha256(data).hexdigest())
+
+        def done(image: Image) -> None:
+            self._image, self._making = image, -1
+            self.on_step()
+
+        self._context.worker.submit(TaskKind.SYNC, (step,), work, done)
+
+    def _send(self, to: PeerId, request: StateRequest, image: Image) -> None:
+        if request.offset >= len(image.data):
+            self._refuse(to, request, "the offset lies behind the end")
+            return
+        data = np.frombuffer(image.data, dtype=np.uint8)[request.offset : request.offset + CHUNK_BYTES]
+        chunk = StateChunk(
+            stage=request.stage,
+            step=request.step,
+            offset=request.offset,
+            total=len(image.data),
+            digest=image.digest,
+            tensor=TensorSpec(dtype="uint8", shape=(len(data),)),
+        )
+        self._context.transport.send(to, chunk, self._context.backend.from_bytes(data))
+
+    def _refuse(self, to: PeerId, request: StateRequest, reason: str) -> None:
+        refused = StateRefused(stage=request.stage, step=request.step, reason=reason)
+        self._context.transport.send(to, refused)
+
+
+@dataclass
+class Download:
+    """The state's image as far as it has come."""
+
+    step: int
+    donor: PeerId
+    digest: str = ""
+    data: bytearray | None = None
+    next_offset: int = 0
+    received: int = 0
+
+
+class Joiner:
+    """A newcomer's way in: asks, downloads, catches up; ``on_ready(step, members)`` ends it."""
+
+    def __init__(
+        self, context: Context, *, on_ready: Callable[[int, tuple[Member, ...]], None]
+    ) -> None:
+        self._context = context
+        self._on_ready = on_ready
+        self._contacts: set[PeerId] = set()
+        self._closes: dict[int, StepClose] = {}
+        self._download: Download | None = None
+        self._state_step: int | None = None
+        """The step whose parameters the backend holds."""
+        self._averages: dict[int, dict[str, dict[int, Any]]] = {}
+        self._done: dict[int, str] = {}
+        """step -> roster of the average that its group agreed on."""
+        self._applying = False
+        self._tried: set[PeerId] = set()
+        self._closed = False
+        self._largest_image = context.backend.image_bytes()
+
+    def begin(self, contacts: set[PeerId]) -> None:
+        self._contacts = set(contacts)
+        self._ask()
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def ready(self) -> bool:
+        """Caught up with the newest close that is known."""
+        return bool(self._closes) and self._state_step == max(self._closes) + 1
+
+    def _ask(self) -> None:
+        if self._closed:
+            return
+        context = self._context
+        context.clock.call_later(ASK_AGAIN_S, self._ask)
+        request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=self.ready)
+        for peer in sorted(self._contacts):
+            if context.liveness.alive(peer):
+                context.transport.send(peer, request)
+        self._fetch()
+
+    def on_link_up(self, peer: PeerId) -> None:
+        if peer in self._contacts:
+            context = self._context
+            request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=self.ready)
+            context.transport.send(peer, request)
+
+    def on_decided(self, close: StepClose) -> None:
+        """A step was closed: we are not in it, a learner of the next, or a member of the next."""
+        context = self._context
+        mine = next((member for member in close.members if member.peer == context.me), None)
+        self._contacts = {member.peer for member in close.members} - {context.me}
+        context.liveness.watch(self._contacts)
+        context.members = close.members
+        context.step = max(context.step, close.step + 1)
+        if mine is None or (mine.stage, mine.incarnation) != (context.stage, context.incarnation):
+            return
+        if close.step in self._closes:
+            return
+        self._closes[close.step] = close
+        if self._state_step is None and self._download is None:
+            context.events.emit("admitted", step=close.step + 1)
+            self._fetch()
+        self._catch_up()
+
+    # -- the download --------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        """Begin, or begin again, with the state of the newest step that we know of."""
+        if self._state_step is not None or not self._closes:
+            return
+        newest = max(self._closes) + 1
+        download = self._download
+        if download is not None and self._context.liveness.alive(download.donor):
+            return
+        donors = [p for p in self._context.living(self._context.stage) if p != self._context.me]
+        fresh = [peer for peer in donors if peer not in self._tried] or donors
+        if not fresh:
+            return
+        if download is not None and download.data is not None:
+            download.donor = fresh[0]  # replicas hold the same bytes: go on where the lost donor stopped
+            download.next_offset = download.received
+        else:
+            self._download = download = Download(newest, fresh[0])
+        self._tried.add(fresh[0])
+        self._request(download)
+
+    def _request(self, download: Download) -> None:
+        total = len(download.data) if download.data is not None else 1
+        while download.next_offset < total and (
+            download.next_offset - download.received < WINDOW * CHUNK_BYTES
+        ):
+            request = StateRequest(
+                stage=self._context.stage, step=download.step, offset=download.next_offset
+            )
+            self._context.transport.send(download.donor, request)
+            download.next_offset += CHUNK_BYTES
+
+    def admit(self, message: StateChunk, spec: TensorSpec) -> str | None:
+        download = self._download
+        if download is None or message.step != download.step:
+            return None if spec.shape[0] <= CHUNK_BYTES and len(spec.shape) == 1 else "not a chunk"
+        if message.total > self._largest_image:
+            return f"a state of {message.total} bytes; this stage's has at most {self._largest_image}"
+        expected = min(CHUNK_BYTES, message.total - message.offset)
+        if spec.dtype != "uint8" or spec.shape != (expected,):
+            return "a chunk of the wrong size"
+        return None
+
+    def on_chunk(self, sender: PeerId, message: StateChunk, chunk: Any) -> None:
+        download = self._download
+        if download is None or sender != download.donor or message.step != download.step:
+            return
+        if download.data is None:
+            download.data, download.digest = bytearray(message.total), message.digest
+        if message.offset != download.received or message.total != len(download.data):
+            return
+        values = self._context.backend.to_bytes(chunk)
+        download.data[message.offset : message.offset + len(values)] = values
+        download.received += len(values)
+        if download.received < len(download.data):
+            self._request(download)
+            return
+        self._download = None
+        if hashlib.sha256(download.data).hexdigest() != download.digest:
+            self._context.strike(sender, "a state that does not hash to its digest")
+            self._fetch()
+            return
+        self._load(download)
+
+    def _load(self, download: Download) -> None:
+        image = bytes(download.data or b"")
+
+        def done(digest: str) -> None:
+            self._context.events.emit("loaded", step=download.step, digest=digest, bytes=len(image))
+            self._state_step = download.step
+            self._catch_up()
+
+        worker, backend = self._context.worker, self._context.backend
+        worker.submit(TaskKind.SYNC, (download.step,), lambda: backend.load_image(image), done)
+
+    def on_refused(self, sender: PeerId, message: StateRefused) -> None:
+        """Too late for that step: the next close pins another."""
+        download = self._download
+        if download is not None and sender == download.donor and message.step == download.step:
+            self._download = None
+            self._context.clock.call_later(ASK_AGAIN_S, self._fetch)
+
+    def on_lost(self, peer: PeerId) -> None:
+        if self._download is not None and self._download.donor == peer:
+            self._fetch()
+
+    # -- catching up ---------------------------------------------------------------------------------------
+
+    def on_average(self, sender: PeerId, message: AverageMessage, tensor: Any) -> None:
+        """An average of our stage, for us as a learner."""
+        context = self._context
+        if message.stage != context.stage or sender not in context.replicas(context.stage):
+            return
+        if isinstance(message, AverageResult):
+            rounds = self._averages.setdefault(message.step, {})
+            rounds.setdefault(message.roster, {})[message.part] = (message.parts, tensor)
+        elif isinstance(message, AverageDone):
+            self._done[message.step] = message.roster
+        self._catch_up()
+
+    def _whole(self, step: int) -> list[Any] | None:
+        roster = self._done.get(step, "")
+        parts = self._averages.get(step, {}).get(roster, {})
+        if not parts or len(parts) < next(iter(parts.values()))[0]:
+            return None
+        return [parts[part][1] for part in sorted(parts)]
+
+    def _catch_up(self) -> None:
+        context = self._context
+        step = self._state_step
+        if step is None or self._applying or self._closed:
+            return
+        if step in self._closes:
+            parts = self._whole(step)
+            if parts is not None:
+                self._apply(step, parts)
+            elif max(self._closes) > step + 1:
+                self._start_over(step)
+            return
+        member = any(
+            m.peer == context.me and not m.learning
+            for m in (self._closes[step - 1].members if step - 1 in self._closes else ())
+        )
+        if member and self.ready:
+            self.close()
+            self._on_ready(step, self._closes[step - 1].members)
+        elif self.ready:
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        context = self._context
+        request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=True)
+        for peer in sorted(self._contacts):
+            if context.liveness.alive(peer):
+                context.transport.send(peer, request)
+
+    def _apply(self, step: int, parts: list[Any]) -> None:
+        self._applying = True
+        backend = self._context.backend
+
+        def work() -> tuple[str, dict[str, float]]:
+            for number, values in enumerate(parts):
+                backend.set_average(number, len(parts), values)
+            return backend.update()
+
+        def done(result: tuple[str, dict[str, float]]) -> None:
+            self._applying = False
+            self._state_step = step + 1
+            self._averages.pop(step, None)
+            self._done.pop(step, None)
+            self._context.events.emit("followed", step=step, digest=result[0])
+            self._catch_up()
+
+        self._context.worker.submit(TaskKind.SYNC, (step,), work, done)
+
+    def _start_over(self, step: int) -> None:
+        """An average was missed: the state of a newer step is needed."""
+        self._context.events.emit("missed_average", step=step)
+        self._state_step = None
+        self._closes = {max(self._closes): self._closes[max(self._closes)]}
+        self._tried.clear()
+        self._fetch()

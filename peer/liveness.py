@@ -1,0 +1,222 @@
+"""Who is alive: heartbeats on every link, and lost links at once.
+
+A peer is *lost* from the moment its link breaks or its heartbeats stay away, and back when it answers again;
+being lost takes it out of all routes, and out of the membership only at the next close. The silence that is
+borne adapts to the intervals that were measured (median plus deviations; docs/timeouts.md).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm.clock import Clock
+from swarm.events import EventLog
+from swarm.messages import Heartbeat
+from swarm.transport.base import PeerId, Transport
+
+
+@dataclass(frozen=True)
+class LivenessLimits:
+    """Times of the failure detector."""
+
+    interval_s: float = 1.0
+    """Between two heartbeats on a link."""
+    min_silence_s: float = 4.0
+    """Silence that is always borne."""
+    deviations: float = 12.0
+    """Silence borne beyond the median interval, in median absolute deviations."""
+    max_silence_s: float = 20.0
+    """Silence that is never borne."""
+    redial_s: float = 0.2
+    """Before the first new dial of a lost member; doubles up to ``max_redial_s``."""
+    max_redial_s: float = 5.0
+
+
+@dataclass
+class Neighbour:
+    """What is known of one peer's life."""
+
+    peer: PeerId
+    up: bool = False
+    lost: bool = False
+    last_heard_s: float = 0.0
+    heartbeat: Heartbeat | None = None
+    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    round_trip_s: float | None = None
+    redial_s: float = 0.0
+    heard_beat_s: float | None = None
+    """When the last heartbeat came, by our clock."""
+    to_echo: bool = False
+
+
+class Liveness:
+    """Watches the peers it is told to ``watch``; calls ``on_lost`` and ``on_back`` once for each change."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        events: EventLog,
+        *,
+        beat: Callable[[], Heartbeat],
+        on_lost: Callable[[PeerId, str], None],
+        on_back: Callable[[PeerId], None],
+        limits: LivenessLimits | None = None,
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._events = events
+        self._beat = beat
+        self._on_lost = on_lost
+        self._on_back = on_back
+        self.limits = limits or LivenessLimits()
+        self._neighbours: dict[PeerId, Neighbour] = {}
+        self._watched: set[PeerId] = set()
+        self._sequence = 0
+        self._closed = False
+        self._timer = clock.call_later(self.limits.interval_s, self._tick)
+
+    def watch(self, peers: set[PeerId]) -> None:
+        """Keep links to exactly these peers; others that link to us are answered, not dialled."""
+        self._watched = peers - {self._transport.peer_id}
+        for peer in sorted(self._watched):
+            neighbour = self._neighbour(peer)
+            if not neighbour.up and not neighbour.lost:
+                self._transport.connect(peer)
+        for peer in set(self._neighbours) - self._watched:
+            if not self._neighbours[peer].up:
+                del self._neighbours[peer]
+
+    def alive(self, peer: PeerId) -> bool:
+        """Not known to be lost. A watched peer that was not reached yet counts as alive."""
+        if peer == self._transport.peer_id:
+            return True
+        neighbour = self._neighbours.get(peer)
+        return neighbour is None or not neighbour.lost
+
+    def linked(self) -> list[PeerId]:
+        """Peers with a link that is up and not lost, in a fixed order."""
+        return sorted(p for p, n in self._neighbours.items() if n.up and not n.lost)
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """Last measured round-trip time."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour.round_trip_s if neighbour else None
+
+    def step_of(self, peer: PeerId) -> int | None:
+        """The step of the peer's last heartbeat."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour.heartbeat.step if neighbour and neighbour.heartbeat else None
+
+    def on_link_up(self, peer: PeerId) -> None:
+        neighbour = self._neighbour(peer)
+        neighbour.up = True
+        neighbour.redial_s = 0.0
+        neighbour.last_heard_s = self._clock.now()
+        neighbour.intervals_s.clear()
+        neighbour.heard_beat_s = None
+        self._send_beat(neighbour)
+        self._recover(neighbour)
+
+    def on_link_lost(self, peer: PeerId, reason: str) -> None:
+        neighbour = self._neighbour(peer)
+        neighbour.up = False
+        self._lose(neighbour, reason)
+        self._redial(neighbour)
+
+    def on_heard(self, peer: PeerId) -> None:
+        """Any message is a sign of life."""
+        neighbour = self._neighbours.get(peer)
+        if neighbour is not None:
+            neighbour.last_heard_s = self._clock.now()
+            if neighbour.lost and neighbour.up:
+                self._recover(neighbour)
+
+    def on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
+        neighbour = self._neighbour(peer)
+        now = self._clock.now()
+        if neighbour.heard_beat_s is not None:
+            neighbour.intervals_s.append(now - neighbour.heard_beat_s)
+        neighbour.heartbeat = heartbeat
+        neighbour.heard_beat_s = now
+        neighbour.to_echo = True
+        if heartbeat.echo_s is not None:
+            round_trip_s = now - heartbeat.echo_s - heartbeat.held_s
+            if 0 <= round_trip_s < 60:
+                neighbour.round_trip_s = round_trip_s
+        self.on_heard(peer)
+
+    def silence_borne_s(self, peer: PeerId) -> float:
+        """How long the peer may stay silent before it is lost."""
+        limits = self.limits
+        neighbour = self._neighbours.get(peer)
+        if neighbour is None or len(neighbour.intervals_s) < 4:
+            return max(limits.min_silence_s, 2 * limits.interval_s)
+        median = statistics.median(neighbour.intervals_s)
+        deviation = statistics.median(abs(i - median) for i in neighbour.intervals_s)
+        return min(limits.max_silence_s, max(limits.min_silence_s, median + limits.deviations * deviation))
+
+    def forget(self, peer: PeerId) -> None:
+        """A clean leave: the peer is gone and is not dialled again."""
+        self._watched.discard(peer)
+        neighbour = self._neighbours.pop(peer, None)
+        self._transport.disconnect(peer)
+        if neighbour is not None and not neighbour.lost:
+            self._on_lost(peer, "left")
+
+    def close(self) -> None:
+        self._closed = True
+        self._timer.cancel()
+
+    def _neighbour(self, peer: PeerId) -> Neighbour:
+        if peer not in self._neighbours:
+            self._neighbours[peer] = Neighbour(peer, last_heard_s=self._clock.now())
+        return self._neighbours[peer]
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        self._timer = self._clock.call_later(self.limits.interval_s, self._tick)
+        self._sequence += 1
+        now = self._clock.now()
+        for neighbour in list(self._neighbours.values()):
+            if not neighbour.up:
+                continue
+            self._send_beat(neighbour)
+            silence = now - neighbour.last_heard_s
+            if not neighbour.lost and silence > self.silence_borne_s(neighbour.peer):
+                self._lose(neighbour, f"silent for {silence:.1f} s")
+
+    def _send_beat(self, neighbour: Neighbour) -> None:
+        now = self._clock.now()
+        times: dict[str, float | int] = {"sequence": self._sequence, "sent_s": now}
+        if neighbour.to_echo and neighbour.heartbeat is not None and neighbour.heard_beat_s is not None:
+            neighbour.to_echo = False
+            times |= {"echo_s": neighbour.heartbeat.sent_s, "held_s": now - neighbour.heard_beat_s}
+        self._transport.send(neighbour.peer, self._beat().model_copy(update=times))
+
+    def _lose(self, neighbour: Neighbour, reason: str) -> None:
+        if neighbour.lost:
+            return
+        neighbour.lost = True
+        self._events.emit("lost", other=neighbour.peer, reason=reason)
+        self._on_lost(neighbour.peer, reason)
+
+    def _recover(self, neighbour: Neighbour) -> None:
+        if neighbour.lost:
+            neighbour.lost = False
+            self._events.emit("back", other=neighbour.peer)
+            self._on_back(neighbour.peer)
+
+    def _redial(self, neighbour: Neighbour) -> None:
+        limits = self.limits
+        neighbour.redial_s = min(limits.max_redial_s, max(limits.redial_s, 2 * neighbour.redial_s))
+
+        def dial() -> None:
+            if not self._closed and not neighbour.up and neighbour.peer in self._watched:
+                self._transport.connect(neighbour.peer)
+
+        self._clock.call_later(neighbour.redial_s, dial)

@@ -1,0 +1,378 @@
+"""A stage-0 peer's own microbatches: draw, start, take the loss, commit, and take over from a lost origin."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.context import Batches, Context, draw_order
+from peer.ledger import Committed, apply
+from peer.router import Held, Router, stages_of
+from peer.worker import TaskKind
+from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart
+from swarm.transport.base import PeerId
+
+EVALUATION_INDEX = 1 << 31
+"""Validation microbatches are numbered from here, apart from those that train."""
+EVALUATION_LIMIT_S = 20.0
+"""A validation that lost a microbatch with a dead peer holds the step no longer than this."""
+RESTART_PAUSE_S = 0.02
+RESTART_PAUSE_MAX_S = 2.0
+"""Before a microbatch is started anew: doubles, so that a stage without a replica is not asked in a loop."""
+ATTEMPTS_PER_ORIGIN = 1 << 16
+"""Attempts of different origins at one index never share a number."""
+
+
+@dataclass
+class Started:
+    """An attempt of ours that is under way."""
+
+    index: int
+    attempt: int
+    held: Held
+    labels: Any
+    stages: tuple[int, ...] = ()
+    """Stages before the loss that the running or finished loss computation stands for."""
+    path: tuple[Hop, ...] = ()
+    revision: int = 0
+    loss_sum: float = 0.0
+    tokens: int = 0
+    gradient: Any = None
+    output: Any = None
+    head: Any = None
+
+
+@dataclass
+class Evaluation:
+    """The validation loss of one step."""
+
+    step: int
+    waiting: set[int] = field(default_factory=set)
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+
+@dataclass
+class StepFigures:
+    """What an origin reports of a step."""
+
+    loss_sum: float = 0.0
+    tokens: int = 0
+    committed: int = 0
+    restarted: int = 0
+    validation_loss: float | None = None
+
+
+class Origin:
+    """Starts and commits this peer's microbatches of each step; calls ``on_done`` when all are committed."""
+
+    def __init__(
+        self, context: Context, router: Router, batches: Batches, *, on_done: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._router = router
+        self._batches = batches
+        self._on_done = on_done
+        self._queue: deque[int] = deque()
+        self._attempts: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
+        self._waiting: set[int] = set()
+        self._taken_from: set[PeerId] = set()
+        self._evaluation: Evaluation | None = None
+        self._timer: Any = None
+        self.started: dict[int, Started] = {}
+        self.committed: dict[int, Counted] = {}
+        self.figures = StepFigures()
+        self.begun = -1
+
+    # -- starting ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Draw this peer's microbatches of the context's step and start as many as fit."""
+        context = self._context
+        self.started.clear()
+        self.committed.clear()
+        self._attempts.clear()
+        self._positions.clear()
+        self._waiting.clear()
+        self._taken_from.clear()
+        self.figures = StepFigures()
+        self.begun = context.step
+        order = draw_order(context.step, context.origins_of_step)
+        mine = order.index(context.me)
+        self._queue = deque(range(mine, context.microbatches, len(order)))
+        self._positions = {index: position for position, index in enumerate(self._queue)}
+        self._begin_evaluation(order)
+        self._fill()
+        for origin in context.origins_of_step:
+            if not context.liveness.alive(origin):
+                self.take_over(origin)
+
+    def take_over(self, lost: PeerId) -> None:
+        """Share a lost origin's microbatches, those not known to be committed, among the origins that live.
+
+        Two origins that see different losses may both start one: the close counts one of them.
+        """
+        context = self._context
+        if self.begun != context.step or lost in self._taken_from or lost not in context.origins_of_step:
+            return
+        self._taken_from.add(lost)
+        order = draw_order(context.step, context.origins_of_step)
+        heirs = [origin for origin in order if context.liveness.alive(origin)]
+        indices = range(order.index(lost), context.microbatches, len(order))
+        for position, index in enumerate(indices):
+            mine = heirs[position % len(heirs)] == context.me
+            if mine and index not in context.ledger.commits and index not in self._positions:
+                self._positions[index] = position
+                self._queue.append(index)
+                context.events.emit("taken_over", step=context.step, index=index, lost=lost)
+        self._fill()
+        self._check_done()
+
+    def _fill(self) -> None:
+        while self._queue and len(self.started) < self._context.rules.memory_slots:
+            index = self._queue.popleft()
+            if index not in self._context.ledger.commits:
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        context = self._context
+        count = self._attempts.get(index, 0)
+        self._attempts[index] = count + 1
+        base = context.origins_of_step.index(context.me) * ATTEMPTS_PER_ORIGIN
+        attempt = base + min(count, ATTEMPTS_PER_ORIGIN - 1)
+        path = context.routes.path(self._positions[index])
+        tokens, labels = self._batches.train(context.step, index)
+        held = Held((context.step, index, attempt), context.me, path, 0, 0, tokens)
+        self.started[index] = Started(index, attempt, held, labels)
+        context.events.emit(
+            "started", **held.fields(), path=[f"{h.stage}:{h.peer}" for h in path]
+        )
+        self._router.start(held)
+
+    def restart(self, index: int, reason: str) -> None:
+        """Give an attempt up and start the microbatch anew on another path."""
+        started = self.started.pop(index, None)
+        if started is None:
+            return
+        self.figures.restarted += 1
+        self._context.events.emit("restarted", **started.held.fields(), reason=reason)
+        self._release(started, keep=())
+        self._router.forget_one(started.held)
+        self._waiting.add(index)
+        pause_s = min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2 ** min(10, self._attempts[index] - 1))
+        self._context.clock.call_later(pause_s, self._start_again, self._context.step, index)
+
+    def _start_again(self, step: int, index: int) -> None:
+        if step == self._context.step and index in self._waiting:
+            self._waiting.discard(index)
+            self._queue.append(index)
+            self._fill()
+            self._check_done()
+
+    def on_restart(self, sender: PeerId, message: Restart) -> None:
+        started = self.started.get(message.index)
+        if started is None or started.attempt != message.attempt or message.step != self._context.step:
+            return
+        members = {member.peer for member in self._context.members}
+        if sender in members or sender == self._context.me:
+            self.restart(message.index, message.reason)
+
+    # -- the loss ------------------------------------------------------------------------------------------
+
+    def on_loss(self, message: Forward, output: Any) -> None:
+        """The last hop's output: compute the loss, or answer a rerouted last hop with what was computed."""
+        if message.evaluate:
+            self._evaluated(message, output)
+            return
+        started = self.started.get(message.index)
+        if started is None or message.key != started.held.key:
+            return
+        stages = stages_of(message.path)
+        if started.stages == stages:
+            started.path, started.revision = message.path, message.revision
+            if started.gradient is not None:
+                self._send_gradient(started)
+            return
+        if started.stages and message.revision < started.revision:
+            return
+        started.path, started.revision, started.stages = message.path, message.revision, stages
+        started.gradient = None
+        self._compute_loss(started, output)
+
+    def _compute_loss(self, started: Started, output: Any) -> None:
+        context = self._context
+        stages, labels = started.stages, started.labels
+
+        def done(result: tuple[float, int, Any, Any]) -> None:
+            if self.started.get(started.index) is not started or started.stages != stages:
+                return
+            started.loss_sum, started.tokens, started.gradient, started.head = result
+            if not math.isfinite(started.loss_sum):
+                self.restart(started.index, "the loss is not finite")
+                return
+            started.output = output
+            self._send_gradient(started)
+
+        context.worker.submit(
+            TaskKind.LOSS, started.held.key, lambda: context.backend.loss(output, labels), done
+        )
+
+    def _send_gradient(self, started: Started) -> None:
+        last = started.path[-1].peer
+        if not self._context.liveness.alive(last):
+            return  # the hop before it brings a replacement, which asks again
+        step, index, attempt = started.held.key
+        message = Backward(
+            step=step,
+            index=index,
+            attempt=attempt,
+            origin=self._context.me,
+            path=started.path,
+            hop=len(started.path) - 1,
+            revision=started.revision,
+            trail=(),
+            tensor=self._context.rules.activation,
+        )
+        self._context.transport.send(last, message, started.gradient)
+
+    # -- the commit ----------------------------------------------------------------------------------------
+
+    def on_home(self, held: Held) -> None:
+        """A microbatch went through its own backward: commit it on the path that its gradient took."""
+        context = self._context
+        started = self.started.get(held.key[1])
+        if started is None or started.held is not held or context.ledger.close is not None:
+            return
+        del self.started[started.index]
+        path = (held.path[0], *reversed(held.trail))
+        counted = Counted(
+            index=started.index,
+            attempt=started.attempt,
+            origin=context.me,
+            path=path,
+            tokens=started.tokens,
+        )
+        self.committed[started.index] = counted
+        held.deferred.append(started.head)
+        held.loss_inputs = (started.output, started.labels)
+        self.figures.loss_sum += started.loss_sum
+        self.figures.tokens += started.tokens
+        self.figures.committed += 1
+        loss = started.loss_sum / max(1, started.tokens)
+        step = held.key[0]
+        commit = Commit(
+            step=step,
+            index=started.index,
+            attempt=started.attempt,
+            origin=context.me,
+            path=path,
+            tokens=started.tokens,
+            loss=loss,
+        )
+        context.events.emit(
+            "committed", **held.fields(), loss=loss, path=[f"{h.stage}:{h.peer}" for h in path]
+        )
+        for peer in sorted({hop.peer for hop in path} - {context.me}):
+            context.transport.send(peer, commit)
+        self._release(started, keep=tuple(hop.peer for hop in path))
+        context.ledger = apply(context.ledger, Committed(counted))
+        self._router.add(counted)
+        self._fill()
+        self._check_done()
+
+    def _release(self, started: Started, keep: tuple[PeerId, ...]) -> None:
+        """Tell the peers of an attempt that are not on its committed path to drop what they hold."""
+        step, index, attempt = started.held.key
+        release = Release(step=step, index=index, attempt=attempt)
+        peers = {hop.peer for hop in (*started.held.path, *started.path)}
+        for peer in sorted(peers - {self._context.me} - set(keep)):
+            if self._context.liveness.alive(peer):
+                self._context.transport.send(peer, release)
+
+    @property
+    def done(self) -> bool:
+        """Everything that this origin drew for the context's step is committed."""
+        return (
+            self.begun == self._context.step
+            and not self._queue
+            and not self._waiting
+            and not self.started
+            and self._evaluation is None
+        )
+
+    def _check_done(self) -> None:
+        if self.done:
+            self._on_done()
+
+    # -- validation ----------------------------------------------------------------------------------------
+
+    def _begin_evaluation(self, order: tuple[PeerId, ...]) -> None:
+        context = self._context
+        every = context.rules.validation_every
+        self._evaluation = None
+        if every == 0 or context.step % every or order[0] != context.me:
+            return
+        path = context.routes.full_path()
+        count = context.rules.validation_microbatches
+        evaluation = Evaluation(context.step, set(range(count)))
+        self._evaluation = evaluation
+        self._timer = context.clock.call_later(EVALUATION_LIMIT_S, self._end_evaluation, evaluation)
+        for number in range(count):
+            tokens, _ = self._batches.validation(number)
+            self._send_evaluation(path, number, tokens)
+
+    def _send_evaluation(self, path: tuple[Hop, ...], number: int, tokens: Any) -> None:
+        context = self._context
+        message = Forward(
+            step=context.step,
+            index=EVALUATION_INDEX + number,
+            attempt=0,
+            origin=context.me,
+            path=path,
+            hop=1,
+            evaluate=True,
+            tensor=context.rules.activation,
+        )
+        to = path[1].peer if len(path) > 1 else context.me
+
+        def done(output: Any) -> None:
+            context.transport.send(to, message, output)
+
+        context.worker.submit(
+            TaskKind.EVALUATE, message.key, lambda: context.backend.infer(tokens), done
+        )
+
+    def _evaluated(self, message: Forward, output: Any) -> None:
+        context, evaluation = self._context, self._evaluation
+        number = message.index - EVALUATION_INDEX
+        if evaluation is None or evaluation.step != message.step or number not in evaluation.waiting:
+            return
+        _, labels = self._batches.validation(number)
+
+        def done(result: tuple[float, int]) -> None:
+            if number in evaluation.waiting:
+                evaluation.waiting.discard(number)
+                evaluation.loss_sum += result[0]
+                evaluation.tokens += result[1]
+                if not evaluation.waiting:
+                    self._end_evaluation(evaluation)
+
+        context.worker.submit(
+            TaskKind.EVALUATE, message.key, lambda: context.backend.infer_loss(output, labels), done
+        )
+
+    def _end_evaluation(self, evaluation: Evaluation) -> None:
+        """All came back, or some were lost with a peer and are not waited for."""
+        if self._evaluation is not evaluation:
+            return
+        self._evaluation = None
+        self._timer.cancel()
+        if evaluation.tokens:
+            loss = evaluation.loss_sum / evaluation.tokens
+            self.figures.validation_loss = loss
+            self._context.events.emit("validated", step=evaluation.step, loss=loss, tokens=evaluation.tokens)
+        self._check_done()

@@ -1,0 +1,209 @@
+"""The daemon's side of the scheduler: its view of the others, the plan it holds, and paths out of it."""
+
+from __future__ import annotations
+
+from peer.context import Context
+from peer.worker import TaskKind
+from scheduler.errors import SchedulerError
+from scheduler.gossip import Fact, Gossip
+from scheduler.instance import Instance
+from scheduler.paths import replacement, search
+from scheduler.plan import Plan, validate
+from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact, better
+from swarm.messages import Hop
+from swarm.transport.base import PeerId
+
+REVIEW_S = 10.0
+"""Between two looks at whether measured speeds allow a better plan."""
+NOMINAL_S = 0.01
+"""What a task is taken to need before one was measured."""
+RATE_BYTES_PER_S = 1e9
+
+
+class Planner:
+    """Keeps the plan for the agreed membership; ``path`` and ``replacement`` answer from it at once."""
+
+    def __init__(self, context: Context, *, activation_bytes: int, seed: int) -> None:
+        self._context = context
+        self._activation_bytes = activation_bytes
+        self._seed = seed
+        self._views: dict[PeerId, PeerView] = {}
+        self._instance: Instance | None = None
+        self._plan: Plan | None = None
+        self._gossip: Gossip | None = None
+        self._closed = False
+
+    def start(self, gossip: Gossip) -> None:
+        """Gossip what we know and find from now on."""
+        self._gossip = gossip
+        self._tick()
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that this peer holds."""
+        return self._plan
+
+    # -- what others say -----------------------------------------------------------------------------------
+
+    def on_fact(self, fact: Fact) -> None:
+        """A view or a plan has come."""
+        context = self._context
+        try:
+            if fact.topic == VIEW_TOPIC:
+                self._views[fact.owner] = PeerView.from_bytes(fact.value, fact.owner)
+            elif fact.topic == PLAN_TOPIC:
+                self._weigh(PlanFact.from_bytes(fact.value, fact.owner).plan)
+        except SchedulerError as error:
+            context.strike(fact.owner, str(error))
+
+    def view_of(self, peer: PeerId) -> PeerView | None:
+        return self._views.get(peer)
+
+    def _weigh(self, plan: Plan) -> None:
+        instance = self._instance
+        if instance is None or plan.epoch != instance.epoch or validate(plan, instance) is not None:
+            return
+        if self._plan is None or better(self._plan, plan, instance) is plan:
+            self._plan = plan
+
+    # -- what we say ---------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        self._context.clock.call_later(REVIEW_S, self._tick)
+        self.tell()
+        self.review()
+
+    def tell(self) -> None:
+        """Gossip our own view."""
+        if self._gossip is None:
+            return
+        view = self._own_view()
+        self._views[view.peer] = view
+        self._gossip.publish(VIEW_TOPIC, view.to_bytes())
+
+    def _own_view(self) -> PeerView:
+        context = self._context
+
+        def measured_s(kind: TaskKind) -> float:
+            return max(1e-6, context.worker.median_s(kind) or NOMINAL_S)
+
+        links = {}
+        for peer in context.liveness.linked():
+            round_trip_s = context.liveness.round_trip_s(peer)
+            if round_trip_s is not None:
+                links[peer] = (round_trip_s / 2, RATE_BYTES_PER_S)
+        return PeerView(
+            peer=context.me,
+            incarnation=context.incarnation,
+            stage=context.stage,
+            state="leaving" if context.leaving else "active" if context.active else "joining",
+            step=context.step,
+            forward_s=measured_s(TaskKind.FORWARD),
+            backward_s=measured_s(TaskKind.BACKWARD),
+            weight_s=measured_s(TaskKind.WEIGHT),
+            loss_s=measured_s(TaskKind.LOSS) if context.stage == 0 else 0.0,
+            memory_slots=context.rules.memory_slots,
+            up_bytes_per_s=RATE_BYTES_PER_S,
+            down_bytes_per_s=RATE_BYTES_PER_S,
+            links=links,
+        )
+
+    # -- planning ------------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """Look at the membership and the speeds again; an origin searches from the plan that it holds."""
+        context = self._context
+        instance = self._look()
+        if instance is None:
+            return
+        self._instance = instance
+        before = self._plan
+        if context.stage != 0 or not context.active:
+            return
+        plan = search(instance, seed=self._seed + context.step, previous=before, proposer=context.me)
+        held = before is not None and before.epoch == instance.epoch and validate(before, instance) is None
+        if before is not None and held and better(before, plan, instance) is before:
+            return
+        self._plan = plan
+        context.events.emit("planned", step=context.step, makespan_s=plan.makespan_s, epoch=plan.epoch)
+        if self._gossip is not None:
+            self._gossip.publish(PLAN_TOPIC, PlanFact(plan=plan).to_bytes())
+
+    def _look(self) -> Instance | None:
+        """The scheduling problem of the members that live."""
+        context = self._context
+        living = {
+            m.peer: m.stage for m in context.members if not m.learning and context.liveness.alive(m.peer)
+        }
+        drawn = {p: context.rules.microbatches_per_origin for p in context.origins_of_step if p in living}
+        try:
+            return Instance.from_view(
+                self._views.values(),
+                stages=context.rules.stages,
+                path_length=context.rules.path_length,
+                microbatches=drawn,
+                activation_bytes=self._activation_bytes,
+                members=living,
+            )
+        except SchedulerError as error:
+            context.events.emit("no_plan", reason=str(error))
+            return None
+
+    # -- paths ---------------------------------------------------------------------------------------------
+
+    def path(self, position: int) -> tuple[Hop, ...]:
+        """The path of this origin's microbatch number ``position``, around peers that are lost by now."""
+        context = self._context
+        if self._plan is None:
+            self.review()
+        planned = self._plan.take(context.me, position + 1) if self._plan is not None else ()
+        stages = {member.peer: member.stage for member in context.members}
+        hops = [Hop(stage=context.stage, peer=context.me)]
+        for peer in (planned[position] if planned else (context.me,))[1:]:
+            stage = stages.get(peer)
+            if stage is None:
+                continue
+            if not context.liveness.alive(peer):
+                peer = self.replacement(stage, set()) or ""
+            if peer:
+                hops.append(Hop(stage=stage, peer=peer))
+        return tuple(self._lengthened(hops))
+
+    def _lengthened(self, hops: list[Hop]) -> list[Hop]:
+        """Stages that the path has not visited fill the places of those that nobody alive hosts."""
+        rules = self._context.rules
+        for stage in range(1, rules.stages):
+            if len(hops) >= rules.path_length:
+                break
+            if all(hop.stage != stage for hop in hops):
+                peer = self.replacement(stage, set())
+                if peer is not None:
+                    hops.append(Hop(stage=stage, peer=peer))
+        return sorted(hops, key=lambda hop: hop.stage)
+
+    def full_path(self) -> tuple[Hop, ...]:
+        """This origin and one living peer of every other stage."""
+        hops = [Hop(stage=0, peer=self._context.me)]
+        for stage in range(1, self._context.rules.stages):
+            peer = self.replacement(stage, set())
+            if peer is not None:
+                hops.append(Hop(stage=stage, peer=peer))
+        return tuple(hops)
+
+    def replacement(self, stage: int, exclude: set[PeerId]) -> PeerId | None:
+        """The living replica of ``stage`` with the least predicted finish, none of ``exclude``."""
+        context = self._context
+        candidates = [p for p in context.living(stage) if p not in exclude and p != context.me]
+        if not candidates:
+            return None
+        instance = self._instance
+        listed = [p for p in candidates if instance is not None and p in instance.index]
+        if instance is None or not listed:
+            return candidates[0]
+        dead = {spec.peer for spec in instance.peers if spec.peer not in listed}
+        return replacement(instance, (context.me, listed[0]), 1, dead, stage=stage) or listed[0]

@@ -1,0 +1,487 @@
+"""A hop's work: take a microbatch, pass it on, take its gradient, pass that back, and route around the lost.
+
+Everything that a reroute may need (input, output, gradient) is held until the origin's COMMIT or the step's
+close. A hop that is lost is replaced by its predecessor, which still has its output; the successor, which
+still has its gradient, answers the replacement at once. docs/design.md, "When a peer drops".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from peer.context import Context
+from peer.ledger import Committed, Ledger, SumDiscarded, Summed, apply, counted_of, owed, unsound
+from peer.worker import TaskKind
+from swarm.clock import Timer
+from swarm.messages import (
+    Accept,
+    Backward,
+    Commit,
+    Counted,
+    Forward,
+    Hop,
+    Refuse,
+    Release,
+    Restart,
+)
+from swarm.transport.base import PeerId
+
+BUSY_RETRY_S = 0.05
+"""Before a hop that every replica refused asks again: about one microbatch of a small model."""
+
+Key = tuple[int, int, int]
+
+
+class Phase(Enum):
+    """Where a held microbatch stands on this hop."""
+
+    QUEUED = auto()
+    FORWARDED = auto()
+    RETURNING = auto()
+    RETURNED = auto()
+
+
+@dataclass
+class Held:
+    """One attempt at one microbatch on this hop."""
+
+    key: Key
+    origin: PeerId
+    path: tuple[Hop, ...]
+    hop: int
+    revision: int
+    inputs: Any
+    phase: Phase = Phase.QUEUED
+    generation: int = 0
+    submitted: bool = False
+    output: Any = None
+    saved: Any = None
+    gradient: Any = None
+    trail: tuple[Hop, ...] = ()
+    returned: Any = None
+    deferred: list[Any] = field(default_factory=list)
+    refused: set[PeerId] = field(default_factory=set)
+    retry: Timer | None = None
+    summing: bool = False
+    loss_inputs: tuple[Any, Any] | None = None
+    """At the origin: the last hop's output and the labels, to build the head's gradient anew."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return self.key
+
+    @property
+    def next_hop(self) -> PeerId:
+        """Where the output goes: the next peer of the path, after the last one the origin."""
+        return self.origin if self.hop + 1 == len(self.path) else self.path[self.hop + 1].peer
+
+    def fields(self) -> dict[str, int]:
+        """The event log's name of this microbatch."""
+        return {"step": self.key[0], "index": self.key[1], "attempt": self.key[2]}
+
+
+def stages_of(path: Iterable[Hop]) -> tuple[int, ...]:
+    return tuple(hop.stage for hop in path)
+
+
+class Router:
+    """Forward, backward, weight gradients and rerouting of one peer's microbatches."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        on_loss: Callable[[Forward, Any], None],
+        on_home: Callable[[Held], None],
+        on_late: Callable[[PeerId], None],
+    ) -> None:
+        self._context = context
+        self._on_loss = on_loss
+        self._on_home = on_home
+        self._on_late = on_late
+        self.held: dict[Key, Held] = {}
+        self.rerouted = 0
+        self._when_summed: Callable[[], None] | None = None
+
+    # -- a microbatch comes --------------------------------------------------------------------------------
+
+    def start(self, held: Held) -> None:
+        """The origin's own hop 0 of a new attempt."""
+        self.held[held.key] = held
+        self._compute_forward(held)
+
+    def on_forward(self, sender: PeerId, message: Forward, inputs: Any) -> None:
+        context = self._context
+        if sender != message.path[message.hop - 1].peer:
+            context.strike(sender, "FORWARD from a peer that is not the hop before")
+            return
+        if message.hop == len(message.path):
+            if message.origin == context.me:
+                self._on_loss(message, inputs)
+            return
+        here = message.path[message.hop]
+        if here.peer != context.me or here.stage != context.stage:
+            self._refuse(sender, message, "wrong stage")
+        elif message.evaluate:
+            self._evaluate(message, inputs)
+        elif message.step < context.step:
+            self._refuse(sender, message, "wrong step")
+        elif message.step > context.step + 1:
+            self._refuse(sender, message, "behind")
+            self._on_late(sender)
+        elif message.key in self.held:
+            self._reply(sender, Accept, message)
+            self._meet_again(self.held[message.key], message, inputs)
+        elif context.leaving:
+            self._refuse(sender, message, "leaving")
+        elif self.occupied() >= context.rules.memory_slots:
+            self._refuse(sender, message, "busy")
+        else:
+            held = Held(message.key, message.origin, message.path, message.hop, message.revision, inputs)
+            self.held[held.key] = held
+            self._reply(sender, Accept, message)
+            self._compute_forward(held)
+
+    def occupied(self) -> int:
+        """Microbatches between their forward and their backward here: what memory slots count."""
+        return sum(held.phase is not Phase.RETURNED for held in self.held.values())
+
+    def _meet_again(self, held: Held, message: Forward, inputs: Any) -> None:
+        """A rerouting before us brings a microbatch that we already hold."""
+        ours, theirs = held.path[: held.hop], message.path[: message.hop]
+        if stages_of(ours) == stages_of(theirs):
+            if theirs[-1].version < ours[-1].version:
+                return
+            held.path = theirs + held.path[held.hop :]
+            held.revision = max(held.revision, message.revision)
+            if held.phase is Phase.RETURNED and not held.summing:
+                self._send_back(held)
+        elif message.revision >= held.revision and not held.summing:
+            # Other stages came before: what was computed here belongs to another function.
+            held.path = message.path[: message.hop + 1] + held.path[held.hop + 1 :]
+            held.hop, held.revision, held.inputs = message.hop, message.revision, inputs
+            held.generation += 1
+            held.phase, held.submitted = Phase.QUEUED, False
+            held.output = held.saved = held.gradient = held.returned = None
+            held.trail, held.deferred = (), []
+            self._compute_forward(held)
+
+    def on_step(self) -> None:
+        """The parameters of the context's step are in place: compute what came early."""
+        for held in list(self.held.values()):
+            if held.phase is Phase.QUEUED and not held.submitted:
+                self._compute_forward(held)
+
+    def _compute_forward(self, held: Held) -> None:
+        context = self._context
+        if held.key[0] != context.step or not context.running:
+            return
+        held.submitted = True
+        generation = held.generation
+
+        def done(result: tuple[Any, Any]) -> None:
+            if self.held.get(held.key) is not held or held.generation != generation:
+                return
+            held.output, held.saved = result
+            held.phase = Phase.FORWARDED
+            self._pass_on(held)
+
+        inputs = held.inputs
+        context.worker.submit(TaskKind.FORWARD, held.order, lambda: context.backend.forward(inputs), done)
+
+    # -- passing on, and around the lost -------------------------------------------------------------------
+
+    def _pass_on(self, held: Held) -> None:
+        if held.hop + 1 < len(held.path) and not self._reachable(held, held.next_hop):
+            self._reroute(held)
+            return
+        message = Forward(
+            step=held.key[0],
+            index=held.key[1],
+            attempt=held.key[2],
+            origin=held.origin,
+            path=held.path,
+            hop=held.hop + 1,
+            revision=held.revision,
+            tensor=self._context.rules.activation,
+        )
+        self._context.transport.send(held.next_hop, message, held.output)
+
+    def _reachable(self, held: Held, peer: PeerId) -> bool:
+        return peer not in held.refused and self._context.liveness.alive(peer)
+
+    def _reroute(self, held: Held) -> None:
+        """Put another peer, another stage, or nothing, in the place of the next hop."""
+        context = self._context
+        place = held.hop + 1
+        lost = held.path[place]
+        peer = context.routes.replacement(lost.stage, held.refused | {lost.peer})
+        if peer is None and held.refused:
+            self._ask_again(held)
+            return
+        before, after = held.path[:place], held.path[place + 1 :]
+        if peer is not None:
+            held.path = (*before, Hop(stage=lost.stage, peer=peer, version=lost.version + 1), *after)
+        else:
+            other = self._other_stage(held, place)
+            if other is not None:
+                held.path = (*before, other, *after)
+            elif len(held.path) - 1 >= context.rules.min_path_length:
+                held.path = before + after
+            else:
+                self._give_up(held, f"stage {lost.stage} has no living replica")
+                return
+            held.revision += 1
+        self.rerouted += 1
+        context.events.emit(
+            "rerouted",
+            **held.fields(),
+            stage=lost.stage,
+            lost=lost.peer,
+            path=[f"{h.stage}:{h.peer}" for h in held.path],
+        )
+        self._pass_on(held)
+
+    def _other_stage(self, held: Held, place: int) -> Hop | None:
+        """A living peer of a stage that the path has not visited and that keeps the stages in order."""
+        context = self._context
+        first = held.path[place - 1].stage + 1
+        last = held.path[place + 1].stage if place + 1 < len(held.path) else context.rules.stages
+        for stage in range(first, last):
+            if stage != held.path[place].stage:
+                peer = context.routes.replacement(stage, held.refused)
+                if peer is not None:
+                    return Hop(stage=stage, peer=peer)
+        return None
+
+    def _ask_again(self, held: Held) -> None:
+        """All replicas are full: the work waits here, where it holds one slot, and asks again."""
+
+        def ask() -> None:
+            held.retry = None
+            if self.held.get(held.key) is held and held.phase is Phase.FORWARDED:
+                held.refused.clear()
+                self._pass_on(held)
+
+        if held.retry is None:
+            held.retry = self._context.clock.call_later(BUSY_RETRY_S, ask)
+
+    def _give_up(self, held: Held, reason: str) -> None:
+        step, index, attempt = held.key
+        restart = Restart(step=step, index=index, attempt=attempt, reason=reason)
+        self._context.transport.send(held.origin, restart)
+
+    def on_refuse(self, sender: PeerId, message: Refuse) -> None:
+        held = self.held.get(message.key)
+        if held is None or held.phase is not Phase.FORWARDED or held.next_hop != sender:
+            return
+        if message.reason == "wrong step":
+            self._on_late(sender)
+            return
+        held.refused.add(sender)
+        self._context.events.emit("refused", **held.fields(), other=sender, reason=message.reason)
+        if held.hop + 1 < len(held.path):
+            self._pass_on(held)
+
+    def on_lost(self, peer: PeerId) -> None:
+        """Route every microbatch that waits on ``peer`` around it, in this same call."""
+        for held in list(self.held.values()):
+            if held.phase is Phase.FORWARDED and held.next_hop == peer and held.hop + 1 < len(held.path):
+                self._reroute(held)
+
+    # -- the gradient comes --------------------------------------------------------------------------------
+
+    def on_backward(self, sender: PeerId, message: Backward, gradient: Any) -> None:
+        context = self._context
+        held = self.held.get(message.key)
+        if held is None or held.phase is not Phase.FORWARDED:
+            return
+        after = message.path[message.hop + 1].peer if message.hop + 1 < len(message.path) else message.origin
+        if sender != after or message.origin != held.origin:
+            context.strike(sender, "BACKWARD from a peer that is not the hop after")
+            return
+        if stages_of(message.path[: message.hop + 1]) != stages_of(held.path[: held.hop + 1]):
+            return
+        held.path = held.path[: held.hop + 1] + message.path[message.hop + 1 :]
+        held.phase, held.gradient, held.trail = Phase.RETURNING, gradient, message.trail
+        generation, saved = held.generation, held.saved
+        held.saved = None
+
+        def done(result: tuple[Any, Any]) -> None:
+            if self.held.get(held.key) is not held or held.generation != generation:
+                return
+            held.returned, deferred = result
+            held.deferred.append(deferred)
+            held.phase = Phase.RETURNED
+            if held.hop == 0:
+                self._on_home(held)
+            else:
+                self._send_back(held)
+
+        context.worker.submit(
+            TaskKind.BACKWARD, held.order, lambda: context.backend.backward(saved, gradient), done
+        )
+
+    def _send_back(self, held: Held) -> None:
+        previous = held.path[held.hop - 1].peer
+        if not self._context.liveness.alive(previous):
+            return  # its replacement will come for the gradient
+        message = Backward(
+            step=held.key[0],
+            index=held.key[1],
+            attempt=held.key[2],
+            origin=held.origin,
+            path=held.path,
+            hop=held.hop - 1,
+            revision=held.revision,
+            trail=(*held.trail, held.path[held.hop]),
+            tensor=self._context.rules.activation,
+        )
+        self._context.transport.send(previous, message, held.returned)
+
+    # -- what counts ---------------------------------------------------------------------------------------
+
+    def on_commit(self, sender: PeerId, message: Commit) -> None:
+        if sender != message.origin:
+            self._context.strike(sender, "COMMIT in another origin's name")
+            return
+        if message.step != self._context.step or self._context.ledger.close is not None:
+            return
+        counted = counted_of(message)
+        self._context.ledger = apply(self._context.ledger, Committed(counted))
+        self.add(counted)
+
+    def on_release(self, sender: PeerId, message: Release) -> None:
+        held = self.held.get(message.key)
+        if held is not None and held.origin == sender and not held.summing:
+            self._drop(held)
+
+    def add(self, counted: Counted) -> bool:
+        """Add a committed microbatch's weight gradients to the sum; False if it is not held here."""
+        context = self._context
+        held = self.held.get((context.ledger.step, counted.index, counted.attempt))
+        if held is None or held.origin != counted.origin or held.phase is not Phase.RETURNED:
+            return False
+        if held.summing or not any(h.peer == context.me and h.stage == context.stage for h in counted.path):
+            return held.summing
+        held.summing = True
+        held.output = held.returned = None
+        deferred, held.deferred = held.deferred, []
+
+        def done(_: None) -> None:
+            context.ledger = apply(context.ledger, Summed(counted))
+            self._check_summed()
+
+        def work() -> None:
+            for part in deferred:
+                context.backend.accumulate(part)
+
+        context.worker.submit(TaskKind.WEIGHT, held.order, work, done)
+        return True
+
+    def settle(self, when_summed: Callable[[], None]) -> None:
+        """The step is closed: bring the sum to exactly what the close counts here, then call back.
+
+        Raises:
+            LookupError: a counted microbatch is not held (any more): this peer cannot vouch for its sum.
+        """
+        context = self._context
+        close = context.ledger.close
+        assert close is not None
+        for held in list(self.held.values()):
+            if held.key[0] < close.step or (held.key[0] == close.step and held.phase is not Phase.RETURNED):
+                self._drop(held)
+        self._when_summed = when_summed
+        for counted in owed(close, context.me, context.stage):
+            if not self.add(counted):
+                raise LookupError(f"microbatch {counted.index} of step {close.step} is not held")
+        self._check_summed()
+
+    def _check_summed(self) -> None:
+        context = self._context
+        close = context.ledger.close
+        if self._when_summed is None or close is None:
+            return
+        due = owed(close, context.me, context.stage)
+        if any(held.summing and held.key[0] == close.step for held in self._unsummed()):
+            return
+        if unsound(context.ledger, context.me, context.stage):
+            self._rebuild(due)
+        elif set(context.ledger.summed) == set(due):
+            when_summed, self._when_summed = self._when_summed, None
+            when_summed()
+
+    def _unsummed(self) -> list[Held]:
+        done = {(counted.index, counted.attempt, counted.origin) for counted in self._context.ledger.summed}
+        return [h for h in self.held.values() if h.summing and (h.key[1], h.key[2], h.origin) not in done]
+
+    def _rebuild(self, due: tuple[Counted, ...]) -> None:
+        """The sum holds what the close does not count: compute it anew from the held inputs and gradients."""
+        context = self._context
+        context.events.emit("rebuilt", step=context.step, counted=len(due))
+        step = context.ledger.step
+        held = [self.held[(step, counted.index, counted.attempt)] for counted in due]
+
+        def work() -> None:
+            context.backend.discard_gradient()
+            for one in held:
+                _, saved = context.backend.forward(one.inputs)
+                context.backend.accumulate(context.backend.backward(saved, one.gradient)[1])
+                if one.loss_inputs is not None:
+                    context.backend.accumulate(context.backend.loss(*one.loss_inputs)[3])
+
+        def done(_: None) -> None:
+            ledger: Ledger = apply(context.ledger, SumDiscarded())
+            for counted in due:
+                ledger = apply(ledger, Summed(counted))
+            context.ledger = ledger
+            self._check_summed()
+
+        context.worker.submit(TaskKind.SYNC, (step,), work, done)
+
+    def forget(self, step: int) -> None:
+        """The step is over: drop what is held for it and before it."""
+        for held in list(self.held.values()):
+            if held.key[0] <= step:
+                self._drop(held)
+
+    def forget_one(self, held: Held) -> None:
+        """Drop one attempt, if it is still held."""
+        if self.held.get(held.key) is held:
+            self._drop(held)
+
+    def _drop(self, held: Held) -> None:
+        if held.retry is not None:
+            held.retry.cancel()
+        held.generation += 1
+        self.held.pop(held.key, None)
+
+    # -- validation ----------------------------------------------------------------------------------------
+
+    def _evaluate(self, message: Forward, inputs: Any) -> None:
+        context = self._context
+        if message.step != context.step or not context.running:
+            return
+
+        def done(output: Any) -> None:
+            onward = message.model_copy(update={"hop": message.hop + 1})
+            last = onward.hop == len(onward.path)
+            context.transport.send(message.origin if last else onward.path[onward.hop].peer, onward, output)
+
+        context.worker.submit(
+            TaskKind.EVALUATE, message.key, lambda: context.backend.infer(inputs), done
+        )
+
+    def _reply(self, to: PeerId, kind: type[Accept], message: Forward) -> None:
+        step, index, attempt = message.key
+        self._context.transport.send(to, kind(step=step, index=index, attempt=attempt, hop=message.hop))
+
+    def _refuse(self, to: PeerId, message: Forward, reason: Any) -> None:
+        if message.evaluate:
+            return
+        step, index, attempt = message.key
+        refuse = Refuse(step=step, index=index, attempt=attempt, hop=message.hop, reason=reason)
+        self._context.transport.send(to, refuse)

@@ -1,0 +1,149 @@
+"""The compute queue: one task at a time, the most urgent first, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from typing import Any, Protocol
+
+from swarm.clock import Clock
+
+
+class TaskKind(IntEnum):
+    """Kinds of work in order of urgency: what shortens the critical path goes first."""
+
+    SYNC = 0
+    LOSS = 1
+    BACKWARD = 2
+    FORWARD = 3
+    EVALUATE = 4
+    WEIGHT = 5
+    BACKGROUND = 6
+
+
+Done = Callable[[Any], None]
+Failed = Callable[[Exception], None]
+
+
+class Executor(Protocol):
+    """Runs one piece of work and calls back on the thread that owns the clock."""
+
+    def run(self, kind: TaskKind, work: Callable[[], Any], done: Done, failed: Failed) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadExecutor:
+    """One thread for torch; results come back to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+
+    def run(self, kind: TaskKind, work: Callable[[], Any], done: Done, failed: Failed) -> None:
+        def call() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                self._post(failed, error)
+            else:
+                self._post(done, result)
+
+        self._pool.submit(call)
+
+    def _post(self, callback: Callable[[Any], None], argument: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class SimExecutor:
+    """Computes at once and answers after a nominal duration of virtual time."""
+
+    def __init__(self, clock: Clock, duration_s: Callable[[TaskKind], float]) -> None:
+        self._clock = clock
+        self._duration_s = duration_s
+        self._closed = False
+
+    def run(self, kind: TaskKind, work: Callable[[], Any], done: Done, failed: Failed) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            self._clock.call_later(self._duration_s(kind), self._answer, failed, error)
+        else:
+            self._clock.call_later(self._duration_s(kind), self._answer, done, result)
+
+    def _answer(self, callback: Callable[[Any], None], argument: Any) -> None:
+        if not self._closed:
+            callback(argument)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class Worker:
+    """Hands the executor one task after another: the most urgent kind, then ``order``, then first come.
+
+    ``progress`` counts finished tasks, so that a peer whose compute hangs is known though its loop answers.
+    """
+
+    def __init__(self, executor: Executor, clock: Clock, *, failed: Failed) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._failed = failed
+        self._heap: list[tuple[int, tuple[int, ...], int, Callable[[], Any], Done]] = []
+        self._sequence = 0
+        self._busy = False
+        self._closed = False
+        self._durations: dict[TaskKind, deque[float]] = {kind: deque(maxlen=31) for kind in TaskKind}
+        self.busy_s: dict[TaskKind, float] = dict.fromkeys(TaskKind, 0.0)
+        self.progress = 0
+
+    def submit(self, kind: TaskKind, order: tuple[int, ...], work: Callable[[], Any], done: Done) -> None:
+        """Queue ``work``; ``done(result)`` follows on the loop. An exception goes to the worker's ``failed``."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (int(kind), order, self._sequence, work, done))
+        self._next()
+
+    def median_s(self, kind: TaskKind) -> float | None:
+        """Median duration of the last tasks of ``kind``; None before the first."""
+        durations = self._durations[kind]
+        return statistics.median(durations) if durations else None
+
+    def close(self) -> None:
+        """Drop what is queued; what runs is finished, its result is dropped."""
+        self._closed = True
+        self._heap.clear()
+        self._executor.close()
+
+    def _next(self) -> None:
+        if self._busy or self._closed or not self._heap:
+            return
+        self._busy = True
+        kind, _, _, work, done = heapq.heappop(self._heap)
+        started = self._clock.now()
+
+        def finished(callback: Callable[[Any], None]) -> Callable[[Any], None]:
+            def call(result: Any) -> None:
+                if self._closed:
+                    return
+                duration = self._clock.now() - started
+                self._durations[TaskKind(kind)].append(duration)
+                self.busy_s[TaskKind(kind)] += duration
+                self.progress += 1
+                self._busy = False
+                try:
+                    callback(result)
+                finally:
+                    self._next()
+
+            return call
+
+        self._executor.run(TaskKind(kind), work, finished(done), finished(self._failed))
