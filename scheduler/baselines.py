@@ -22,7 +22,7 @@ def full_pipeline(instance: Instance) -> Plan:
     """
     whole = unskipped(instance)
     paths = construct(whole)
-    return make_plan(whole, paths, Simulator(whole).score(paths).makespan_s, "full pipeline")
+    return make_plan(whole, paths, Simulator(whole).score(paths).makespan_s, "full-pipeline")
 
 
 def random_skip(instance: Instance, *, seed: int) -> Plan:
@@ -46,4 +46,4 @@ def random_skip(instance: Instance, *, seed: int) -> Plan:
                 break
         else:
             paths.append(fallback[i])
-    return make_plan(instance, paths, Simulator(instance).score(paths).makespan_s, "random skip")
+    return make_plan(instance, paths, Simulator(instance).score(paths).makespan_s, "random-skip")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,14 @@ class Frozen(BaseModel):
     """Base of the models here: strict, frozen, nothing unknown."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A checked copy with other values of some fields.
+
+        pydantic's own would take over what was cached of the old ones, and check nothing.
+        """
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return self.model_validate({**fields, **(update or {})})
 
 
 class PeerSpec(Frozen):

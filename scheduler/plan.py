@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 
 from scheduler.errors import SchedulerError
-from scheduler.instance import MAX_STAGES, Frozen, Instance, PeerName, Seconds
+from scheduler.instance import MAX_STAGES, Frozen, Instance, PeerName
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_PATHS = 1 << 16
@@ -28,7 +28,7 @@ class Plan(Frozen):
     """
 
     paths: Annotated[tuple[Path, ...], Field(max_length=MAX_PATHS)]
-    makespan_s: Seconds
+    makespan_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     epoch: Annotated[str, Field(max_length=64, pattern=r"^[!-~]*$")] = ""
     proposer: Annotated[str, Field(max_length=128, pattern=r"^[!-~]*$")] = ""
     degraded: bool = False
