@@ -267,8 +267,11 @@ def test_a_neighbour_cannot_end_a_search_by_an_endless_expiration() -> None:
             soon = time.time() + 30
             honest = PeerRecord(peer=stranger.identity.peer_id, stage=1, step=0, state="active")
             data = seal(honest, RUN, soon, stranger.identity)
-            # Every search that asks the stranger first would end there.
+            # A search for the latest would end where it hears this, whatever the others would have said.
             stranger.keep(key, {stranger.identity.peer_id: (data, soon)}, float("inf"))
+            name, key_id = PeerID.from_base58(stranger.identity.peer_id), DHTID.generate(source=key)
+            (heard, _) = (await nodes[1]._node.protocol.call_find(name, [key_id]))[key_id]
+            assert heard.expiration_time == soon
             for step in range(1, 4):
                 for writer, reader in zip(nodes, nodes[1:] + nodes[:1], strict=True):
                     await writer.announce(record(writer, step=step))
