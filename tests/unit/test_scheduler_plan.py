@@ -85,10 +85,9 @@ def test_a_damaged_plan_is_refused_or_another_plan(data: st.DataObject) -> None:
     bad = good[:start] + data.draw(st.binary(max_size=8)) + good[end:]
     try:
         plan = Plan.from_bytes(bad)
-    except SchedulerError as error:
-        assert "\n" not in str(error)
-    else:
-        assert Plan.from_bytes(plan.to_bytes()) == plan
+    except SchedulerError:
+        return
+    assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
 def test_a_plan_has_paths_for_more_microbatches_than_it_was_made_for() -> None:

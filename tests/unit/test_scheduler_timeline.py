@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -141,7 +142,7 @@ def test_weight_gradients_fill_the_gaps() -> None:
         default_latency_s=2.0,
     )
     timeline = simulate(instance, [("o", "a"), ("o", "a")])
-    # With one slot the origin starts its second forward when it has the first back, and then has time for W.
+    # With one slot the origin starts its second forward when the first is back, and then has time for W.
     assert rows_of(timeline, "o") == [
         ("F", 0, 0.0, 1.0),
         ("L", 0, 6.0, 6.0),
@@ -164,7 +165,7 @@ def test_averaging_comes_when_all_is_done() -> None:
         gradient_bytes=(1000, 1000),
     )
     timeline = simulate(instance, [("o", "a")])
-    # Done at 6; then 2 (2-1)/2 x 1000 bytes at the slower uplink and two latencies. Nobody to average with at a.
+    # Done at 6; then 2 (2-1)/2 x 1000 bytes at the slower uplink and two latencies. a has nobody to do it with.
     assert [row for row in timeline.rows if row.kind == "A"] == [
         Row("o", "A", -1, 6.0, 27.0),
         Row("u", "A", -1, 6.0, 27.0),
@@ -210,10 +211,7 @@ def test_paths_that_wait_for_each_other_are_told() -> None:
 @given(instances(), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_what_holds_of_every_schedule(instance: Instance, seed: int, by_chance: bool) -> None:
-    if by_chance:
-        plan = random_skip(instance, seed=seed)
-    else:
-        plan = search(instance, seed=seed, iterations=2)
+    plan = random_skip(instance, seed=seed) if by_chance else search(instance, seed=seed, iterations=2)
     timeline = simulate(instance, plan.paths)
     by_peer: dict[str, list[Row]] = defaultdict(list)
     by_task: dict[tuple[str, str, int], Row] = {}
@@ -225,7 +223,7 @@ def test_what_holds_of_every_schedule(instance: Instance, seed: int, by_chance: 
             by_task[row.peer, row.kind, row.microbatch] = row
     spec_of = {spec.peer: spec for spec in instance.peers}
     for name, rows in by_peer.items():
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             assert before.end_s <= after.start_s, "one task at a time"
         assert timeline.busy_s[name] == pytest.approx(sum(row.end_s - row.start_s for row in rows))
         _check_slots(rows, spec_of[name].memory_slots)
@@ -233,9 +231,7 @@ def test_what_holds_of_every_schedule(instance: Instance, seed: int, by_chance: 
         order = [by_task[name, "F", mb] for name in path] + [by_task[path[0], "L", mb]]
         order += [by_task[name, "B", mb] for name in reversed(path)]
         places = [*path, path[0], *reversed(path)]
-        for (before, after), (a, b) in zip(
-            zip(order, order[1:], strict=False), zip(places, places[1:], strict=False), strict=True
-        ):
+        for (before, after), (a, b) in zip(pairwise(order), pairwise(places), strict=True):
             i, j = instance.index[a], instance.index[b]
             travel_s = 0.0
             if a != b:
