@@ -1,9 +1,9 @@
 """What counts in a step and who goes on: one decision a step, by single-decree Paxos among its members.
 
-The decided value is the step's ``StepClose``. Round 0 belongs to the first peer of the step's draw order, which
-needs no promises for it (Lamport, "Paxos Made Simple", 2001, section 3); whoever takes over asks for promises.
-A majority of the *agreed* membership must accept, so two parts of a split swarm never close a step differently.
-A restarted daemon has another incarnation, is no member, and so cannot forget a promise.
+The decided value is the step's ``StepClose``. Round 0 belongs to the first peer of the step's draw order,
+which needs no promises for it (Lamport, "Paxos Made Simple", 2001, section 3); whoever takes over asks for
+promises. A majority of the *agreed* membership must accept, so two parts of a split swarm never close a step
+differently. A restarted daemon has another incarnation, is no member, and so cannot forget a promise.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Agreement:
             self._to_voters(Prepare(step=context.step, ballot=self._ballot))
 
     def _ask_votes(self) -> None:
-        assert self._ballot is not None and self._proposal is not None
+        assert self._ballot is not None
+        assert self._proposal is not None
         self._to_voters(Propose(step=self._context.step, ballot=self._ballot, close=self._proposal))
 
     def _to_voters(self, message: Message) -> None:

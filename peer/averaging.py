@@ -1,4 +1,4 @@
-"""Same-stage reduction: all or nothing, from gradients that everyone still holds, with the same bytes for all.
+"""Same-stage reduction: all or nothing, from gradients that are still held, with the same bytes for all.
 
 Butterfly reduce-scatter and all-gather over a known roster: the owner of a part adds the contributions in the
 roster's order, divides by the tokens that the step's close gives them, and sends the same bytes to everyone.
@@ -110,8 +110,8 @@ class Averaging:
         early = self._early.pop((step, current.roster), [])
         self._early_count -= len(early)
         self._combine_if_whole(current)
-        for sender, message, tensor in early:
-            self.on_message(sender, message, tensor)
+        for sender, came, tensor in early:
+            self.on_message(sender, came, tensor)
 
     def on_message(self, sender: PeerId, message: AverageMessage, tensor: Any) -> None:
         """Any message of an averaging of this peer's stage."""
@@ -231,7 +231,7 @@ class Averaging:
         context.worker.submit(TaskKind.SYNC, (step,), context.backend.average_digest, done)
 
     def _judge(self, current: Round) -> None:
-        """The leader's part: all digests are in; the same everywhere, or those that stand apart are left out."""
+        """The leader's part: all digests are in. Those that stand apart are left out."""
         context = self._context
         if current.digest is None or len(current.digests) < len(current.members):
             return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from swarm.data.sampler import Sampler
@@ -16,7 +18,7 @@ WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class StageBackend:
-    """``Backend`` over a ``StageRuntime``: activations ``[B, T, width]`` on the CPU in the run's wire dtype."""
+    """``Backend`` over a ``StageRuntime``: activations ``[B, T, width]`` on the CPU in the wire dtype."""
 
     def __init__(self, runtime: StageRuntime) -> None:
         self.runtime = runtime
@@ -90,6 +92,20 @@ class StageBackend:
     @staticmethod
     def to_bytes(chunk: Tensor) -> Any:
         return chunk.contiguous().numpy().data
+
+
+class TracingBackend(StageBackend):
+    """Writes every average before it is applied, ``FOLDER/step-N.safetensors``, to compare with others."""
+
+    def __init__(self, runtime: StageRuntime, folder: Path) -> None:
+        super().__init__(runtime)
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def update(self) -> tuple[str, dict[str, float]]:
+        average = self.runtime.average_part(0, 1)
+        save_file({"average": average.clone()}, self._folder / f"step-{self.runtime.step:06d}.safetensors")
+        return super().update()
 
 
 class CorpusBatches:

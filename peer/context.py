@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from peer.ledger import Ledger
 from peer.liveness import Liveness
@@ -118,6 +118,9 @@ class Routes(Protocol):
         ...
 
 
+State = Literal["joining", "active", "leaving"]
+
+
 @dataclass(frozen=True)
 class StepRules:
     """What the protocol needs of the manifest."""
@@ -166,6 +169,11 @@ class Context:
     def living(self, stage: int) -> tuple[PeerId, ...]:
         """Members of ``stage`` that are not known to be lost."""
         return tuple(peer for peer in self.replicas(stage) if self.liveness.alive(peer))
+
+    @property
+    def state(self) -> State:
+        """What others are told of us."""
+        return "leaving" if self.leaving else "active" if self.active else "joining"
 
     @property
     def microbatches(self) -> int:

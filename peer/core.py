@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peer.agreement import Agreement
@@ -24,12 +24,14 @@ from peer.router import Held, Router
 from peer.worker import Executor, TaskKind, Worker
 from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore
 from swarm import messages as m
-from swarm.clock import Clock
+from swarm.clock import Clock, Timer
 from swarm.events import EventLog
 from swarm.transport.base import PeerId, Transport
 
 INCOMPLETE_CLOSE_S = 10.0
 """When all living origins are done and a microbatch is still missing, the step closes without it."""
+FOUNDING_PATIENCE_S = 20.0
+"""Step 0 waits no longer than this for founding members that cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class CoreOptions:
     run_id: str
     seed: int
     activation_bytes: int
-    liveness: LivenessLimits = LivenessLimits()
-    gossip: GossipConfig = GossipConfig(fanout=2)
+    liveness: LivenessLimits = field(default_factory=LivenessLimits)
+    gossip: GossipConfig = field(default_factory=lambda: GossipConfig(fanout=2))
 
 
 class Core:
@@ -119,13 +121,35 @@ class Core:
         self.loss_of_last_step: float | None = None
         self.validation_loss: float | None = None
         self.tokens_total = 0
+        self.committed_total = 0
+        self.summed_total = 0
+        """Microbatches that this peer computed and that counted."""
         self._incomplete_since: float | None = None
+        self._founding: set[PeerId] | None = None
+        self._patience: Timer | None = None
         self._handlers = self._table()
         transport.start(self)
         self.gossip.start()
         self.planner.start(self.gossip)
 
     # -- life ----------------------------------------------------------------------------------------------
+
+    def found(self, members: tuple[m.Member, ...]) -> None:
+        """Be one of the run's first members: step 0 begins when all are linked, or after some patience."""
+        context = self.context
+        context.members = members
+        self._founding = {member.peer for member in members} - {context.me}
+        self.liveness.watch(self._founding)
+        self._patience = context.clock.call_later(FOUNDING_PATIENCE_S, self._begin_founded, True)
+        self._begin_founded(False)
+
+    def _begin_founded(self, impatient: bool) -> None:
+        if self._founding is None or not (impatient or self._founding <= set(self.liveness.linked())):
+            return
+        self._founding = None
+        if self._patience is not None:
+            self._patience.cancel()
+        self.begin(0, self.context.members)
 
     def begin(self, step: int, members: tuple[m.Member, ...]) -> None:
         """Be a member of ``step`` with the parameters that the backend holds."""
@@ -158,6 +182,12 @@ class Core:
         self.joiner.begin(contacts)
         self.liveness.watch(contacts)
 
+    def others_finished(self) -> bool:
+        """Every living member has taken the last step too, so nobody may ask us for it any more."""
+        last = self.context.rules.total_steps
+        others = {member.peer for member in self.context.members} - {self.context.me}
+        return all((self.liveness.step_of(peer) or 0) >= last for peer in others if self.liveness.alive(peer))
+
     def leave(self) -> None:
         """Say goodbye: what is held for us goes elsewhere at once."""
         self.context.leaving = True
@@ -171,6 +201,8 @@ class Core:
         self.liveness.close()
         self.gossip.stop()
         self.planner.close()
+        if self._patience is not None:
+            self._patience.cancel()
         if self.joiner is not None:
             self.joiner.close()
         self.context.worker.close()
@@ -239,6 +271,7 @@ class Core:
 
     def on_link_up(self, peer: PeerId) -> None:
         self.liveness.on_link_up(peer)
+        self._begin_founded(False)
         if self.joiner is not None:
             self.joiner.on_link_up(peer)
 
@@ -254,7 +287,7 @@ class Core:
             incarnation=context.incarnation,
             step=context.step,
             progress=context.worker.progress,
-            state="leaving" if context.leaving else "active" if context.active else "joining",
+            state=context.state,
             sent_s=0.0,
         )
 
@@ -284,7 +317,7 @@ class Core:
             if peer in self.context.origins_of_step:
                 self._bear_witness(peer)
                 if self.context.stage == 0:
-                    self.origin.take_over(peer)
+                    self.origin.take_over()
             if any(member.peer == peer for member in self.context.members):
                 self.planner.review()
             self.agreement.consider()
@@ -367,7 +400,13 @@ class Core:
         context.running = False
         context.ledger = apply(context.ledger, Closed(close))
         context.events.emit(
-            "closed", step=close.step, counted=len(close.counted), members=len(close.members)
+            "closed",
+            step=close.step,
+            counted=[
+                [c.index, c.attempt, c.origin, [f"{h.stage}:{h.peer}" for h in c.path], c.tokens]
+                for c in close.counted
+            ],
+            members=[f"{member.stage}:{member.peer}" for member in close.members],
         )
         mine = next((member for member in close.members if member.peer == context.me), None)
         if mine is None:
@@ -401,6 +440,8 @@ class Core:
         digest, figures = result
         tokens = sum(counted.tokens for counted in close.counted)
         self.tokens_total += tokens
+        self.committed_total += len(close.counted)
+        self.summed_total += len(context.ledger.summed)
         own = self.origin.figures
         if context.stage == 0 and own.tokens:
             self.loss_of_last_step = own.loss_sum / own.tokens

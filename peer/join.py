@@ -62,7 +62,7 @@ class Newcomers:
         self._requests.pop(peer, None)
 
     def admit(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """``members`` with the newcomers that live as learners, and the learners that are ready as members."""
+        """``members`` with newcomers that live as learners, and learners that are ready as full members."""
         admitted = {member.peer: member for member in members}
         for peer, request in self._requests.items():
             if not self._context.liveness.alive(peer):
@@ -169,9 +169,7 @@ class Download:
 class Joiner:
     """A newcomer's way in: asks, downloads, catches up; ``on_ready(step, members)`` ends it."""
 
-    def __init__(
-        self, context: Context, *, on_ready: Callable[[int, tuple[Member, ...]], None]
-    ) -> None:
+    def __init__(self, context: Context, *, on_ready: Callable[[int, tuple[Member, ...]], None]) -> None:
         self._context = context
         self._on_ready = on_ready
         self._contacts: set[PeerId] = set()
@@ -261,9 +259,7 @@ class Joiner:
         while download.next_offset < total and (
             download.next_offset - download.received < WINDOW * CHUNK_BYTES
         ):
-            request = StateRequest(
-                stage=self._context.stage, step=download.step, offset=download.next_offset
-            )
+            request = StateRequest(stage=self._context.stage, step=download.step, offset=download.next_offset)
             self._context.transport.send(download.donor, request)
             download.next_offset += CHUNK_BYTES
 

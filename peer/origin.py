@@ -80,7 +80,6 @@ class Origin:
         self._attempts: dict[int, int] = {}
         self._positions: dict[int, int] = {}
         self._waiting: set[int] = set()
-        self._taken_from: set[PeerId] = set()
         self._evaluation: Evaluation | None = None
         self._timer: Any = None
         self.started: dict[int, Started] = {}
@@ -98,7 +97,6 @@ class Origin:
         self._attempts.clear()
         self._positions.clear()
         self._waiting.clear()
-        self._taken_from.clear()
         self.figures = StepFigures()
         self.begun = context.step
         order = draw_order(context.step, context.origins_of_step)
@@ -106,29 +104,27 @@ class Origin:
         self._queue = deque(range(mine, context.microbatches, len(order)))
         self._positions = {index: position for position, index in enumerate(self._queue)}
         self._begin_evaluation(order)
-        self._fill()
-        for origin in context.origins_of_step:
-            if not context.liveness.alive(origin):
-                self.take_over(origin)
+        self.take_over()
 
-    def take_over(self, lost: PeerId) -> None:
-        """Share a lost origin's microbatches, those not known to be committed, among the origins that live.
+    def take_over(self) -> None:
+        """Share the lost origins' microbatches, those not known to be committed, among the origins that live.
 
-        Two origins that see different losses may both start one: the close counts one of them.
+        By rendezvous hashing, so that another loss moves only what the newly lost had. Two origins that see
+        different losses may both start one: the close counts one of them.
         """
         context = self._context
-        if self.begun != context.step or lost in self._taken_from or lost not in context.origins_of_step:
+        if self.begun != context.step:
             return
-        self._taken_from.add(lost)
         order = draw_order(context.step, context.origins_of_step)
-        heirs = [origin for origin in order if context.liveness.alive(origin)]
-        indices = range(order.index(lost), context.microbatches, len(order))
-        for position, index in enumerate(indices):
-            mine = heirs[position % len(heirs)] == context.me
-            if mine and index not in context.ledger.commits and index not in self._positions:
-                self._positions[index] = position
+        living = tuple(origin for origin in order if context.liveness.alive(origin))
+        for index in range(context.microbatches):
+            owner = order[index % len(order)]
+            if owner in living or index in context.ledger.commits or index in self._positions:
+                continue
+            if draw_order(index, living)[0] == context.me:
+                self._positions[index] = index // len(order)
                 self._queue.append(index)
-                context.events.emit("taken_over", step=context.step, index=index, lost=lost)
+                context.events.emit("taken_over", step=context.step, index=index, lost=owner)
         self._fill()
         self._check_done()
 
@@ -148,9 +144,7 @@ class Origin:
         tokens, labels = self._batches.train(context.step, index)
         held = Held((context.step, index, attempt), context.me, path, 0, 0, tokens)
         self.started[index] = Started(index, attempt, held, labels)
-        context.events.emit(
-            "started", **held.fields(), path=[f"{h.stage}:{h.peer}" for h in path]
-        )
+        context.events.emit("started", **held.fields(), path=[f"{h.stage}:{h.peer}" for h in path])
         self._router.start(held)
 
     def restart(self, index: int, reason: str) -> None:
@@ -342,9 +336,7 @@ class Origin:
         def done(output: Any) -> None:
             context.transport.send(to, message, output)
 
-        context.worker.submit(
-            TaskKind.EVALUATE, message.key, lambda: context.backend.infer(tokens), done
-        )
+        context.worker.submit(TaskKind.EVALUATE, message.key, lambda: context.backend.infer(tokens), done)
 
     def _evaluated(self, message: Forward, output: Any) -> None:
         context, evaluation = self._context, self._evaluation

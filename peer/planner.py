@@ -101,7 +101,7 @@ class Planner:
             peer=context.me,
             incarnation=context.incarnation,
             stage=context.stage,
-            state="leaving" if context.leaving else "active" if context.active else "joining",
+            state=context.state,
             step=context.step,
             forward_s=measured_s(TaskKind.FORWARD),
             backward_s=measured_s(TaskKind.BACKWARD),

@@ -423,7 +423,10 @@ class Router:
         context = self._context
         context.events.emit("rebuilt", step=context.step, counted=len(due))
         step = context.ledger.step
-        held = [self.held[(step, counted.index, counted.attempt)] for counted in due]
+        keys = [(step, counted.index, counted.attempt) for counted in due]
+        held = [self.held[key] for key in keys]
+        for other in [one for one in self.held.values() if one.summing and one.key not in keys]:
+            self._drop(other)
 
         def work() -> None:
             context.backend.discard_gradient()
@@ -471,9 +474,7 @@ class Router:
             last = onward.hop == len(onward.path)
             context.transport.send(message.origin if last else onward.path[onward.hop].peer, onward, output)
 
-        context.worker.submit(
-            TaskKind.EVALUATE, message.key, lambda: context.backend.infer(inputs), done
-        )
+        context.worker.submit(TaskKind.EVALUATE, message.key, lambda: context.backend.infer(inputs), done)
 
     def _reply(self, to: PeerId, kind: type[Accept], message: Forward) -> None:
         step, index, attempt = message.key

@@ -107,7 +107,7 @@ class Worker:
         self.progress = 0
 
     def submit(self, kind: TaskKind, order: tuple[int, ...], work: Callable[[], Any], done: Done) -> None:
-        """Queue ``work``; ``done(result)`` follows on the loop. An exception goes to the worker's ``failed``."""
+        """Queue ``work``; ``done(result)`` follows on the loop, an exception goes to ``failed``."""
         self._sequence += 1
         heapq.heappush(self._heap, (int(kind), order, self._sequence, work, done))
         self._next()

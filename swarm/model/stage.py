@@ -208,6 +208,10 @@ class StageRuntime:
         target.copy_(values)
         self._averaged[1].add(part)
 
+    def average_part(self, part: int, parts: int) -> Tensor:
+        """Part ``part`` of the last average, also after ``update``: a view, float32 ``[k]``."""
+        return torch.tensor_split(self._average, parts)[part]
+
     def reset_average(self) -> None:
         """Forget the parts set so far: an averaging begins again, from the sums that are still held."""
         self._averaged = (0, set())
@@ -225,8 +229,11 @@ class StageRuntime:
         """
         self._require_average()
         norm = gradient_norm(self._average)
-        clip(self._average, norm, self.manifest.optimizer.clip_norm)
-        rate = self._optimizer.apply(self._parameters, self._average, self.step)
+        # Clipped in the sum's memory, which is free now: the average stays as its digest says, for replicas
+        # that ask for it again.
+        self._sum.copy_(self._average)
+        clip(self._sum, norm, self.manifest.optimizer.clip_norm)
+        rate = self._optimizer.apply(self._parameters, self._sum, self.step)
         self.step += 1
         self.discard_gradient()
         self._refresh()

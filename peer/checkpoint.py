@@ -1,0 +1,119 @@
+"""A stage's state on disk: safetensors beside a small manifest with its SHA-256, whole or not there at all.
+
+``DIR/stage-002/step-00000100.safetensors`` and ``.json``. Written to a temporary file, synced, renamed; the
+manifest comes last, so that a crash at any point leaves the checkpoint before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from swarm.errors import UserError
+from swarm.messages import MAX_STAGES, Step
+
+KEPT = 3
+"""Checkpoints of a stage that stay; older ones are removed."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used; one line: cause, then what to try."""
+
+
+class CheckpointManifest(BaseModel):
+    """What stands beside the image."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    run_id: str = Field(pattern=r"^[0-9a-f]{64}$")
+    stage: int = Field(ge=0, lt=MAX_STAGES)
+    step: Step
+    bytes: int = Field(ge=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    manifest: str
+    """The run's canonical manifest, so that a checkpoint can be exported by itself."""
+
+
+def write(directory: Path, run_id: str, stage: int, step: int, image: bytes, manifest: str) -> Path:
+    """Write a checkpoint and remove those that are too old; the path of its image.
+
+    Raises:
+        OSError: the disk is full or not writable; the checkpoints before stay.
+    """
+    folder = directory / f"stage-{stage:03d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:08d}.safetensors"
+    described = CheckpointManifest(
+        run_id=run_id,
+        stage=stage,
+        step=step,
+        bytes=len(image),
+        sha256=hashlib.sha256(image).hexdigest(),
+        manifest=manifest,
+    )
+    _replace(path, image)
+    _replace(path.with_suffix(".json"), described.model_dump_json().encode())
+    _sync_directory(folder)
+    for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
+        old.unlink(missing_ok=True)
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    return path
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_directory(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def newest(directory: Path, run_id: str, stage: int) -> tuple[CheckpointManifest, bytes] | None:
+    """The newest checkpoint of a stage whose bytes hash to what its manifest says; None without one."""
+    for path in sorted((directory / f"stage-{stage:03d}").glob("step-*.json"), reverse=True):
+        try:
+            return read(path, run_id, stage)
+        except CheckpointError:
+            continue
+    return None
+
+
+def read(path: Path, run_id: str | None = None, stage: int | None = None) -> tuple[CheckpointManifest, bytes]:
+    """The checkpoint whose manifest is ``path``.
+
+    Raises:
+        CheckpointError: unreadable, another run's or stage's, or its bytes do not hash to its digest.
+    """
+    try:
+        described = CheckpointManifest.model_validate_json(path.read_bytes())
+        image_path = path.with_suffix(".safetensors")
+        if image_path.stat().st_size != described.bytes:
+            raise CheckpointError(f"{image_path}: {described.bytes} bytes expected; take another checkpoint")
+        image = image_path.read_bytes()
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: not readable ({first}); take another checkpoint") from None
+    if run_id is not None and described.run_id != run_id:
+        raise CheckpointError(
+            f"{path}: another run's checkpoint ({described.run_id[:12]}); give its own folder"
+        )
+    if stage is not None and described.stage != stage:
+        raise CheckpointError(f"{path}: stage {described.stage}'s checkpoint, not stage {stage}'s")
+    if hashlib.sha256(image).hexdigest() != described.sha256:
+        raise CheckpointError(f"{path}: its bytes do not hash to its digest; take another checkpoint")
+    return described, image

@@ -1,0 +1,390 @@
+"""The peer daemon: assembly and life cycle of one volunteer's machine in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from peer import checkpoint
+from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec
+from peer.context import State, StepRules
+from peer.core import Core, CoreOptions
+from peer.placement import Place, Stopped, find_manifest, find_place, pause
+from peer.worker import TaskKind, ThreadExecutor
+from swarm.clock import Clock, LoopClock
+from swarm.data.corpus import load_corpus
+from swarm.data.sampler import Sampler
+from swarm.directory import Directory, DirectoryError
+from swarm.events import EventLog, JsonLinesEvents, NoEvents
+from swarm.identity import Identity, verify
+from swarm.joinstring import JoinString
+from swarm.manifest import Manifest
+from swarm.messages import Member
+from swarm.model.stage import StageRuntime
+from swarm.records import PeerRecord, ProgressRecord
+from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.link import Limits
+from swarm.transport.p2phost import P2PHost
+
+ANNOUNCE_S = 2.0
+"""Between two records of our own in the directory."""
+DRAIN_S = 20.0
+"""A leaving peer waits no longer than this for the step that it takes part in."""
+LINGER_S = 15.0
+"""A finished peer answers the others no longer than this."""
+
+
+@dataclass(frozen=True)
+class DaemonOptions:
+    """What a volunteer chooses."""
+
+    join: JoinString
+    directory: Path
+    """Identity, checkpoints and the event log live here."""
+    stage: int | None = None
+    identity: Path | None = None
+    """Key file; ``directory/identity.key`` if None. Made if it is not there."""
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce_maddrs: tuple[str, ...] = ()
+    events: Path | None = None
+    trace: Path | None = None
+    """Write every averaged gradient here, for tests."""
+    threads: int = 1
+    device: str = "cpu"
+
+
+def step_rules(manifest: Manifest) -> StepRules:
+    """What the protocol needs of the manifest."""
+    return StepRules(
+        stages=len(manifest.stages),
+        path_length=manifest.path_length,
+        min_path_length=max(1, manifest.path_length - 1),
+        microbatches_per_origin=manifest.microbatches_per_origin,
+        memory_slots=manifest.limits.memory_slots,
+        total_steps=manifest.optimizer.total_steps,
+        validation_every=manifest.data.validation_every,
+        validation_microbatches=manifest.data.validation_microbatches,
+        activation=activation_spec(manifest),
+    )
+
+
+def load_identity(path: Path) -> tuple[Identity, int]:
+    """The key at ``path``, made if absent, and the incarnation of this life: one more than the last."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        identity = Identity.load(path)
+    else:
+        identity = Identity.generate()
+        identity.save(path)
+    counter = path.with_suffix(".incarnation")
+    try:
+        last = int(counter.read_text())
+    except (OSError, ValueError):
+        last = 0
+    counter.write_text(f"{last + 1}\n")
+    return identity, last + 1
+
+
+class Daemon:
+    """One peer over libp2p and torch; ``run`` is its whole life."""
+
+    def __init__(
+        self, options: DaemonOptions, stop: asyncio.Event, *, report: Callable[[str], None], clock: Clock
+    ) -> None:
+        self._options = options
+        self._stop = stop
+        self._report = report
+        self._clock = clock
+        key_file = options.identity or options.directory / "identity.key"
+        self._identity, self._incarnation = load_identity(key_file)
+        self._events: EventLog = NoEvents()
+        if options.events is not None:
+            self._events = JsonLinesEvents(options.events, self._identity.peer_id, clock)
+        self._finished = asyncio.Event()
+        self._failure: Exception | None = None
+        self._addresses: tuple[str, ...] = ()
+        self._checkpointed = -1
+        self._speed = (clock.now(), 0)
+        self._tokens_per_s = 0.0
+        self._digest = ""
+        self.core: Core | None = None
+
+    async def run(self) -> int:
+        """Join, train, leave. 0 when the run is finished or the user left."""
+        options = self._options
+        host = await P2PHost.start(
+            self._identity,
+            initial_peers=options.join.addresses,
+            host_maddrs=options.host_maddrs,
+            announce_maddrs=options.announce_maddrs or None,
+            clock=self._clock,
+        )
+        try:
+            self._addresses = await host.addresses()
+            self._report(f"peer {self._identity.peer_id} listens on {', '.join(self._addresses)}")
+            directory = await Directory.start(
+                host,
+                self._identity,
+                options.join.run_id,
+                clock=self._clock,
+                initial_peers=options.join.addresses,
+            )
+            try:
+                await self._take_part(host, directory)
+            except Stopped:
+                self._report("left before the run began")
+            finally:
+                await directory.close()
+        finally:
+            await host.close()
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    async def _take_part(self, host: P2PHost, directory: Directory) -> None:
+        manifest = await find_manifest(directory, self._clock, self._stop)
+        me = Member(peer=self._identity.peer_id, stage=0, incarnation=self._incarnation)
+        place = await find_place(
+            directory,
+            manifest,
+            me,
+            self._clock,
+            self._stop,
+            wanted=self._options.stage,
+            announce=lambda stage: self._record(manifest, stage),
+            report=self._report,
+        )
+        transport = Libp2pTransport(
+            host,
+            self._clock,
+            run_id=directory.run_id,
+            limits=Limits(max_frame_bytes=manifest.limits.max_frame_bytes),
+        )
+        core = self._assemble(manifest, place, transport)
+        self.core = core
+        try:
+            await transport.open()
+            await self._live(core, place, directory, transport, manifest)
+        finally:
+            core.close()
+            await transport.close()
+
+    def _assemble(self, manifest: Manifest, place: Place, transport: Libp2pTransport) -> Core:
+        options = self._options
+        torch.set_num_threads(options.threads)
+        runtime = StageRuntime(manifest, place.stage, device=options.device)
+        backend = StageBackend(runtime)
+        if options.trace is not None:
+            backend = TracingBackend(runtime, options.trace / self._identity.peer_id)
+        spec = activation_spec(manifest)
+        sizes = {"float32": 4, "bfloat16": 2}
+        batch, context, width = spec.shape
+        self._report(f"stage {place.stage}: {runtime.parameter_count:,} parameters on {options.device}")
+        return Core(
+            CoreOptions(
+                stage=place.stage,
+                incarnation=self._incarnation,
+                run_id=manifest.run_id,
+                seed=manifest.seed,
+                activation_bytes=batch * context * width * sizes[spec.dtype],
+            ),
+            step_rules(manifest),
+            transport=transport,
+            clock=self._clock,
+            executor=ThreadExecutor(asyncio.get_running_loop()),
+            backend=backend,
+            batches=CorpusBatches(Sampler(manifest, load_corpus(manifest.data.corpus))),
+            events=self._events,
+            rng=random.Random(int.from_bytes(os.urandom(8))),
+            sign=self._identity.sign,
+            verify=verify,
+            on_step=lambda: self._stepped(manifest),
+            on_finished=self._finished.set,
+            on_failed=self._failed,
+        )
+
+    # -- a life --------------------------------------------------------------------------------------------
+
+    async def _live(
+        self, core: Core, place: Place, directory: Directory, transport: Libp2pTransport, manifest: Manifest
+    ) -> None:
+        await self._learn(directory, transport)
+        if place.founding is not None:
+            core.found(place.founding)
+        else:
+            contacts = {p.peer for p in await directory.peers() if p.state == "active"}
+            core.join(contacts - {self._identity.peer_id})
+        while not self._stop.is_set() and not self._finished.is_set():
+            await self._publish(core, directory, manifest)
+            await self._learn(directory, transport)
+            try:
+                await self._pause_or_finish(ANNOUNCE_S)
+            except Stopped:
+                break
+        if self._failure is None:
+            await self._leave(core, directory, manifest)
+
+    async def _pause_or_finish(self, duration_s: float) -> None:
+        waits = [
+            asyncio.ensure_future(pause(self._clock, duration_s, self._stop)),
+            asyncio.ensure_future(self._finished.wait()),
+        ]
+        done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        for task in done:
+            task.result()
+
+    async def _learn(self, directory: Directory, transport: Libp2pTransport) -> None:
+        """Where the others may be dialled."""
+        try:
+            for record in await directory.peers():
+                if record.peer != self._identity.peer_id:
+                    transport.learn(record.peer, record.addresses)
+        except DirectoryError as error:
+            self._events.emit("directory", reason=str(error))
+
+    async def _publish(self, core: Core, directory: Directory, manifest: Manifest) -> None:
+        """Tell the directory what we are and, as an origin, how the run goes."""
+        context = core.context
+        try:
+            await directory.announce(self._record(manifest, context.stage))
+            if context.stage == 0 and context.active:
+                await directory.publish_progress(self._progress(core))
+        except DirectoryError as error:
+            self._events.emit("directory", reason=str(error))
+
+    def _record(self, manifest: Manifest, stage: int) -> PeerRecord:
+        core = self.core
+        context = core.context if core is not None else None
+        worker = context.worker if context is not None else None
+        state: State = "joining"
+        if context is not None:
+            state = context.state
+        return PeerRecord(
+            peer=self._identity.peer_id,
+            incarnation=context.incarnation if context is not None else self._incarnation,
+            stage=stage,
+            step=context.step if context is not None else 0,
+            state=state,
+            forward_s=(worker.median_s(TaskKind.FORWARD) or 0.0) if worker else 0.0,
+            backward_s=(worker.median_s(TaskKind.BACKWARD) or 0.0) if worker else 0.0,
+            memory_slots=manifest.limits.memory_slots,
+            tokens_per_s=self._tokens_per_s,
+            addresses=self._addresses[:16],
+            software=f"skipswarm {version('skipswarm')}",
+            digest=self._digest,
+        )
+
+    def _progress(self, core: Core) -> ProgressRecord:
+        context = core.context
+        members = tuple((member.peer, member.stage) for member in context.members)
+        return ProgressRecord(
+            peer=self._identity.peer_id,
+            incarnation=context.incarnation,
+            step=context.step,
+            train_loss=core.loss_of_last_step,
+            validation_loss=core.validation_loss,
+            tokens_per_s=self._tokens_per_s,
+            tokens_total=core.tokens_total,
+            committed=core.committed_total,
+            rerouted=core.router.rerouted,
+            members=len(members),
+            membership=members if len(members) <= 256 else (),
+        )
+
+    def _stepped(self, manifest: Manifest) -> None:
+        """A step is over: measure, tell the volunteer, write a checkpoint when it is time."""
+        core = self.core
+        assert core is not None
+        context = core.context
+        now, since = self._clock.now(), self._speed[0]
+        if now - since >= ANNOUNCE_S:
+            self._tokens_per_s = (core.tokens_total - self._speed[1]) / (now - since)
+            self._speed = (now, core.tokens_total)
+            loss = "" if core.loss_of_last_step is None else f", loss {core.loss_of_last_step:.3f}"
+            self._report(
+                f"step {context.step}: {len(context.members)} peers, {self._tokens_per_s:,.0f} tokens/s"
+                f"{loss}; your contribution: {core.summed_total:,} microbatches"
+            )
+        every = manifest.sync.checkpoint_every
+        last = context.step >= manifest.optimizer.total_steps
+        if last or (every and context.step % every == 0):
+            self._checkpoint(core, manifest)
+
+    def _checkpoint(self, core: Core, manifest: Manifest) -> None:
+        """Take the image between two steps; write it off the compute thread."""
+        context, step = core.context, core.context.step
+        loop = asyncio.get_running_loop()
+
+        def write(image: bytes) -> None:
+            path = checkpoint.write(
+                self._options.directory / "checkpoints",
+                manifest.run_id,
+                context.stage,
+                step,
+                image,
+                manifest.canonical.decode("ascii"),
+            )
+            loop.call_soon_threadsafe(lambda: self._events.emit("checkpoint", step=step, path=str(path)))
+            loop.call_soon_threadsafe(setattr, self, "_checkpointed", step)
+
+        def done(image: bytes) -> None:
+            loop.run_in_executor(None, self._guarded, write, image)
+
+        context.worker.submit(TaskKind.SYNC, (step,), context.backend.state_image, done)
+
+    def _guarded(self, write: Callable[[bytes], None], image: bytes) -> None:
+        try:
+            write(image)
+        except OSError as error:
+            self._report(f"checkpoint not written: {error.strerror}; free space in {self._options.directory}")
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
+        self._stop.set()
+
+    # -- leaving -------------------------------------------------------------------------------------------
+
+    async def _leave(self, core: Core, directory: Directory, manifest: Manifest) -> None:
+        """Finish what is held, say goodbye, and let the directory know."""
+        context = core.context
+        if core.finished:
+            await self._until(lambda: self._checkpointed >= context.step and core.others_finished(), LINGER_S)
+            self._report(f"the run is finished: {context.step} steps")
+        elif context.active:
+            self._report("leaving at the end of this step; Ctrl-C again leaves now")
+            context.leaving = True
+            step = context.step
+            await self._until(lambda: context.step > step or not context.active, DRAIN_S)
+        core.leave()
+        try:
+            await directory.announce(
+                self._record(manifest, context.stage).model_copy(update={"state": "leaving"})
+            )
+        except DirectoryError as error:
+            self._events.emit("directory", reason=str(error))
+
+    async def _until(self, holds: Callable[[], bool], limit_s: float) -> None:
+        end_s = self._clock.now() + limit_s
+        never = asyncio.Event()
+        while not holds() and self._clock.now() < end_s:
+            await pause(self._clock, 0.1, never)
+
+
+async def run_daemon(
+    options: DaemonOptions, stop: asyncio.Event, *, report: Callable[[str], None] = print
+) -> int:
+    """Take part in a run until it is finished or ``stop`` is set; the exit code.
+
+    Raises:
+        UserError, HostError, DirectoryError, ManifestError: one line each; nothing is left running.
+    """
+    return await Daemon(options, stop, report=report, clock=LoopClock()).run()

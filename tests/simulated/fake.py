@@ -1,0 +1,123 @@
+"""Arithmetic whose gradients are exact integers: what was counted, and how often, can be read off the sum."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swarm.messages import TensorSpec
+
+WIDTH = 64
+"""Numbers in a gradient: number ``index`` of the sum counts the microbatch ``index``."""
+SPEC = TensorSpec(dtype="int64", shape=(4,))
+
+
+@dataclass(frozen=True)
+class FakeDeferred:
+    step: int
+    index: int
+    amount: int = 1
+
+
+class FakeBackend:
+    """One stage. An activation is ``[step, index, checksum of the stages visited, 0]``."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.step = 0
+        self.sum = np.zeros(WIDTH, dtype=np.int64)
+        self.average = np.zeros(WIDTH, dtype=np.int64)
+        self.parameters = np.zeros(WIDTH, dtype=np.int64)
+        self.history: list[np.ndarray] = []
+        """Every average that was applied."""
+
+    def _mix(self, checksum: int) -> int:
+        return (checksum * 31 + self.stage + 1) % (1 << 61)
+
+    def forward(self, inputs: Any) -> tuple[Any, Any]:
+        return self.infer(inputs), inputs
+
+    def infer(self, inputs: Any) -> Any:
+        step, index, checksum, _ = (int(v) for v in inputs)
+        return np.array([step, index, self._mix(checksum), 0], dtype=np.int64)
+
+    def backward(self, saved: Any, gradient: Any) -> tuple[Any, Any]:
+        assert (saved[:2] == gradient[:2]).all(), "a gradient of another microbatch"
+        return gradient, FakeDeferred(int(saved[0]), int(saved[1]))
+
+    def loss(self, output: Any, labels: Any) -> tuple[float, int, Any, Any]:
+        assert (output[:2] == labels[:2]).all(), "an output of another microbatch"
+        return 1.0, 1, output, FakeDeferred(int(output[0]), int(output[1]), 0)
+
+    def infer_loss(self, output: Any, labels: Any) -> tuple[float, int]:
+        return 1.0, 1
+
+    def accumulate(self, deferred: FakeDeferred) -> None:
+        assert deferred.step == self.step, f"step {deferred.step} counted in step {self.step}"
+        self.sum[deferred.index] += deferred.amount
+
+    def discard_gradient(self) -> None:
+        self.sum = np.zeros(WIDTH, dtype=np.int64)
+
+    def gradient_part(self, part: int, parts: int) -> Any:
+        return np.array_split(self.sum, parts)[part].copy()
+
+    def part_spec(self, part: int, parts: int) -> TensorSpec:
+        return TensorSpec(dtype="int64", shape=(len(np.array_split(self.sum, parts)[part]),))
+
+    def combine(self, contributions: list[Any], tokens: int) -> Any:
+        return np.sum(contributions, axis=0)
+
+    def set_average(self, part: int, parts: int, values: Any) -> None:
+        np.array_split(self.average, parts)[part][:] = values
+
+    def average_part(self, part: int, parts: int) -> Any:
+        return np.array_split(self.average, parts)[part].copy()
+
+    def average_digest(self) -> str:
+        return hashlib.sha256(self.average.tobytes()).hexdigest()
+
+    def update(self) -> tuple[str, dict[str, float]]:
+        self.history.append(self.average.copy())
+        self.parameters = self.parameters * 3 + self.average
+        self.step += 1
+        self.discard_gradient()
+        return self.digest(), {}
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.parameters.tobytes()).hexdigest()
+
+    def image_bytes(self) -> int:
+        return 8 * (WIDTH + 1)
+
+    def state_image(self) -> bytes:
+        return np.concatenate([[self.step], self.parameters]).astype(np.int64).tobytes()
+
+    def load_image(self, image: bytes) -> str:
+        values = np.frombuffer(image, dtype=np.int64)
+        if len(values) != WIDTH + 1:
+            raise ValueError("not an image of this stage")
+        self.step, self.parameters = int(values[0]), values[1:].copy()
+        self.discard_gradient()
+        return self.digest()
+
+    @staticmethod
+    def from_bytes(data: Any) -> Any:
+        return np.frombuffer(bytes(data), dtype=np.uint8)
+
+    @staticmethod
+    def to_bytes(chunk: Any) -> Any:
+        return chunk.tobytes()
+
+
+class FakeBatches:
+    def train(self, step: int, index: int) -> tuple[Any, Any]:
+        sample = np.array([step, index, 0, 0], dtype=np.int64)
+        return sample, sample
+
+    def validation(self, index: int) -> tuple[Any, Any]:
+        sample = np.array([0, index, 0, 0], dtype=np.int64)
+        return sample, sample
