@@ -22,6 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.clock import Clock, LoopClock
+from swarm.errors import UserError
 from swarm.identity import Identity
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _RESTART_PAUSE_LIMIT_S = 30.0
 _EXIT_S = 5.0
 
 
-class HostError(RuntimeError):
+class HostError(UserError):
     """p2pd cannot do what was asked; one line: the cause, and what to do."""
 
 
