@@ -22,6 +22,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 # Importing the guard puts a bound on what hivemind decodes in this process.
 from swarm import dht_guard
 from swarm.clock import Clock, Timer
+from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.manifest import SignedManifest
 from swarm.records import (
@@ -52,7 +53,7 @@ _MAX_REMEMBERED = 1 << 16
 T = TypeVar("T", PeerRecord, ProgressRecord)
 
 
-class DirectoryError(Exception):
+class DirectoryError(UserError):
     """The directory cannot be reached or did not take a record; one line."""
 
 

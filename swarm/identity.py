@@ -14,6 +14,8 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from swarm.errors import UserError
+
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
@@ -25,7 +27,7 @@ _FILE_BYTES = len(_FILE_PREFIX) + 2 * KEY_BYTES
 _PEER_ID_CHARS = 52
 
 
-class IdentityError(ValueError):
+class IdentityError(UserError, ValueError):
     """An identity file or a peer id that cannot be used; one line that says what to do."""
 
 

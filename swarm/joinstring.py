@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from swarm.errors import UserError
 from swarm.identity import IdentityError, public_key_of
 from swarm.manifest import RUN_ID_CHARS
 
@@ -19,7 +20,7 @@ _RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_CHARS}}}")
 _MULTIADDR = re.compile(r"/[\x21-\x2b\x2d-\x7e]{1,250}/p2p/([1-9A-HJ-NP-Za-km-z]+)")
 
 
-class JoinStringError(ValueError):
+class JoinStringError(UserError, ValueError):
     """A join string that cannot be read; one line."""
 
 
@@ -56,5 +57,8 @@ class JoinString:
         scheme, colon, rest = text.partition(":")
         run_id, at, addresses = rest.partition("@")
         if scheme != SCHEME or not colon or not at:
-            raise JoinStringError("a join string looks like skipswarm:<run id>@<multiaddr>,...")
+            raise JoinStringError(
+                "a join string looks like skipswarm:<run id>@<multiaddr>,...; "
+                "copy the whole line that `skipswarm bootstrap` printed"
+            )
         return cls(run_id, tuple(addresses.split(",")))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from swarm.errors import UserError
 from swarm.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
 
 MAX_MANIFEST_BYTES = 1 << 16
@@ -28,7 +29,7 @@ _STATE_BYTES = 16
 _SIGNED_PREFIX = b"skipswarm manifest 1\n"
 
 
-class ManifestError(ValueError):
+class ManifestError(UserError, ValueError):
     """A manifest that cannot be used; one line, beginning with the key where one is at fault."""
 
 

@@ -69,17 +69,20 @@ class PeerRecord(Record):
 
 
 class ProgressRecord(Record):
-    """What an origin saw when its last step closed. Losses in nats/token; None when not (yet) finite."""
+    """What an origin saw when its last step closed. Losses in nats/token; None when not (yet) known."""
 
     kind: Literal["progress"] = "progress"
     step: Step
     train_loss: float | None = None
+    """The mean over the origin's own microbatches of that step."""
     validation_loss: float | None = None
     tokens_per_s: Rate = 0.0
-    """Of the whole swarm, as this origin sees it."""
+    """Of the whole swarm, as this origin sees it; so are ``tokens_total`` and ``committed``."""
     tokens_total: Total = 0
     committed: Total = 0
+    """Microbatches that counted since the origin joined."""
     rerouted: Total = 0
+    """By this origin itself."""
     members: Annotated[int, Field(ge=0, le=MAX_MEMBERS)] = 0
     membership: Annotated[tuple[tuple[PeerName, int], ...], Field(max_length=256)] = ()
     """(peer, stage) of the last close, where there are few enough."""

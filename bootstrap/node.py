@@ -1,0 +1,181 @@
+"""The researcher's node: a DHT node that others can find, the run's manifest, and its witness at birth.
+
+It takes no part in the training. When every stage has its replicas it signs, once, who begins (`Genesis`);
+afterwards the swarm can do without it, and only newcomers need an address to begin with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootstrap.create import load_genesis, write_whole
+from swarm.clock import Clock, LoopClock
+from swarm.directory import Directory, DirectoryError
+from swarm.identity import Identity
+from swarm.joinstring import MAX_ADDRESSES, JoinString
+from swarm.manifest import Manifest, SignedManifest
+from swarm.messages import Member
+from swarm.records import Genesis, PeerRecord
+from swarm.transport.p2phost import P2PHost
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class BootstrapOptions:
+    """What the researcher chooses."""
+
+    signed: SignedManifest
+    key: Identity
+    """The researcher's key; it must be the one that the manifest names."""
+    identity: Identity
+    """The node's libp2p identity."""
+    host_maddrs: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce_maddrs: tuple[str, ...] = ()
+    initial_peers: tuple[str, ...] = ()
+    """Other nodes of the same run, to join them."""
+    genesis_path: Path | None = None
+    """Where the genesis is kept, so that a restart repeats it."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How far the swarm is from its beginning: replicas present for each stage, and how many are needed."""
+
+    replicas: tuple[int, ...]
+    needed: int
+
+
+async def run_bootstrap(
+    options: BootstrapOptions,
+    stop: asyncio.Event,
+    *,
+    clock: Clock | None = None,
+    on_ready: Callable[[JoinString], None] = lambda _: None,
+    on_waiting: Callable[[Waiting], None] = lambda _: None,
+    on_genesis: Callable[[Genesis], None] = lambda _: None,
+) -> None:
+    """Serve the run until ``stop`` is set.
+
+    ``on_ready`` gets the join string when the manifest is published, ``on_waiting`` what is there whenever
+    that changes, ``on_genesis`` the genesis once it is published.
+
+    Raises ``UserError`` (``HostError``, ``DirectoryError``): a port in use, unreachable initial peers, a
+    genesis file that is not this run's.
+    """
+    manifest = options.signed.verify()
+    kept = None if options.genesis_path is None else load_genesis(options.genesis_path, manifest)
+    clock = clock or LoopClock()
+    host = await P2PHost.start(
+        options.identity,
+        initial_peers=options.initial_peers,
+        host_maddrs=options.host_maddrs,
+        announce_maddrs=options.announce_maddrs or None,
+        clock=clock,
+    )
+    try:
+        directory = await Directory.start(
+            host, options.identity, manifest.run_id, clock=clock, initial_peers=options.initial_peers
+        )
+        try:
+            await directory.publish_manifest(options.signed)
+            on_ready(JoinString(manifest.run_id, _dialable(await host.addresses())))
+            witness = _Witness(directory, manifest, options.key, options.genesis_path, kept)
+            genesis = await witness.wait_for_genesis(stop, on_waiting)
+            if genesis is not None:
+                await _publish(directory, genesis)
+                on_genesis(genesis)
+            await stop.wait()
+        finally:
+            await directory.close()
+    finally:
+        await host.close()
+
+
+class _Witness:
+    """Finds the run's genesis, or makes it when its time has come."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        manifest: Manifest,
+        key: Identity,
+        path: Path | None,
+        kept: Genesis | None,
+    ) -> None:
+        self._directory = directory
+        self._manifest = manifest
+        self._key = key
+        self._path = path
+        self._kept = kept
+
+    async def wait_for_genesis(
+        self, stop: asyncio.Event, on_waiting: Callable[[Waiting], None]
+    ) -> Genesis | None:
+        """The genesis: ours from before, another node's, or a new one; None once ``stop`` is set."""
+        seen: Waiting | None = None
+        while not stop.is_set():
+            try:
+                genesis = self._kept or await self._directory.genesis()
+                if genesis is not None:
+                    self._keep(genesis)
+                    return genesis
+                # A run that trains has begun, whoever forgot how: a second beginning would split it.
+                if not await self._directory.progress():
+                    peers = await self._directory.peers()
+                    waiting = self._count(peers)
+                    if min(waiting.replicas) >= waiting.needed:
+                        return self._begin(peers)
+                    if waiting != seen:
+                        seen = waiting
+                        on_waiting(waiting)
+            except DirectoryError as error:
+                log.warning("%s", error)
+            await _until(stop, LOOK_AGAIN_S)
+        return None
+
+    def _count(self, peers: list[PeerRecord]) -> Waiting:
+        replicas = [0] * len(self._manifest.stages)
+        for peer in peers:
+            replicas[peer.stage] += 1
+        return Waiting(tuple(replicas), self._manifest.sync.start_replicas)
+
+    def _begin(self, peers: list[PeerRecord]) -> Genesis:
+        members = tuple(
+            Member(peer=peer.peer, stage=peer.stage, incarnation=peer.incarnation) for peer in peers
+        )
+        genesis = Genesis.sign(self._manifest, members, self._key)
+        # Kept before anybody can hear of it: after a crash here the same members begin.
+        self._keep(genesis)
+        return genesis
+
+    def _keep(self, genesis: Genesis) -> None:
+        self._kept = genesis
+        if self._path is not None:
+            write_whole(self._path, genesis.model_dump_json(indent=1).encode("ascii"))
+
+
+async def _publish(directory: Directory, genesis: Genesis) -> None:
+    """Once now; the directory renews it, and tries again where this fails."""
+    try:
+        await directory.publish_genesis(genesis)
+    except DirectoryError as error:
+        log.warning("%s", error)
+
+
+def _dialable(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The node's addresses, those of this machine alone last."""
+    local = [address for address in addresses if address.startswith(("/ip4/127.", "/ip6/::1/"))]
+    return tuple([address for address in addresses if address not in local] + local)[:MAX_ADDRESSES]
+
+
+async def _until(stop: asyncio.Event, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), limit_s)
