@@ -15,7 +15,7 @@ from swarm.data.sampler import Sampler
 from swarm.manifest import Manifest
 from swarm.model.deferred import Deferred
 from swarm.model.stage import StageRuntime
-from tests.reference import CountedMicrobatch, ReferenceTrainer
+from tests.reference import CountedMicrobatch, ReferenceTrainer, TextbookAdamW, TorchAdamW
 
 Key = tuple[int, str]
 
@@ -90,10 +90,13 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
     ids=["small", "wide"],
 )
 @pytest.mark.parametrize("lost", [None, (2, "a")], ids=["all-live", "one-dies-at-step-1"])
-def test_a_run_by_hand_agrees_with_the_reference(lost: Key | None, changes: dict[str, int]) -> None:
+@pytest.mark.parametrize("optimizer", [TextbookAdamW, TorchAdamW])
+def test_a_run_by_hand_agrees_with_the_reference(
+    lost: Key | None, changes: dict[str, int], optimizer: type[TextbookAdamW | TorchAdamW]
+) -> None:
     manifest = small_manifest((1, 1, 1, 1), path_length=3, **changes)
     generator = random.Random(4)
-    swarm, reference = HandSwarm(manifest), ReferenceTrainer(manifest)
+    swarm, reference = HandSwarm(manifest), ReferenceTrainer(manifest, optimizer)
     for step in range(3):
         counted = draw_step(generator, 4, count=8)
         dead = lost if step >= 1 else None

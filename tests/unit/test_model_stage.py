@@ -245,6 +245,22 @@ def test_update_is_clipped_adamw(scale: float) -> None:
         torch.testing.assert_close(slot.view(runtime.flat_parameters()), tensor, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_the_schedule_is_that_of_torch(warmup: int) -> None:
+    table = {"learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": warmup, "total_steps": 12}
+    section = small_manifest(optimizer=table).optimizer
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-3)
+    rates = torch.optim.lr_scheduler
+    schedule: rates.LRScheduler = rates.CosineAnnealingLR(optimizer, T_max=12 - warmup, eta_min=3e-4)
+    if warmup:
+        rising = rates.LinearLR(optimizer, 1 / warmup, total_iters=max(1, warmup - 1))
+        schedule = rates.SequentialLR(optimizer, [rising, schedule], milestones=[warmup])
+    for step in range(13):
+        assert learning_rate(section, step) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9)
+        optimizer.step()
+        schedule.step()
+
+
 def test_the_schedule_warms_up_and_follows_a_cosine() -> None:
     section = small_manifest().optimizer
     rates = [learning_rate(section, step) for step in range(10)]
