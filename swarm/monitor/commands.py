@@ -53,8 +53,11 @@ def status(
     raise typer.Exit(code)
 
 
-async def look(join: JoinString) -> SwarmSnapshot:
-    """Connect, ask, leave. Raises ``UserError`` when the run cannot be seen."""
+async def look(join: JoinString, *, timeout_s: float = 15.0) -> SwarmSnapshot:
+    """Connect, ask, leave. Raises ``UserError`` when the run cannot be seen.
+
+    ``timeout_s`` bounds the time until some node of the join string answers.
+    """
     from swarm.clock import LoopClock
     from swarm.directory import Directory
     from swarm.identity import Identity
@@ -62,7 +65,9 @@ async def look(join: JoinString) -> SwarmSnapshot:
     from swarm.transport.p2phost import P2PHost
 
     clock = LoopClock()
-    host = await P2PHost.start(Identity.generate(), initial_peers=join.addresses, clock=clock)
+    host = await P2PHost.start(
+        Identity.generate(), initial_peers=join.addresses, bootstrap_timeout_s=timeout_s, clock=clock
+    )
     try:
         directory = await Directory.start(
             host,
