@@ -43,7 +43,7 @@ def bounds(instance: Instance) -> Bounds:
         length = instance.required_length(origin)
         if length > 1:
             uplink_s = max(uplink_s, count * 2 * simulator.up_s[p])
-        one_s = _quickest(instance, simulator, p, length)
+        one_s = _quickest(instance, p, length)
         # A microbatch holds its slot from its first forward to its last backward.
         path_s = max(path_s, spec.weight_s + max(one_s, count * one_s / spec.memory_slots))
     return Bounds(stage_s, uplink_s, path_s)
@@ -71,7 +71,7 @@ def _split(each_s: list[float], visits: int) -> float:
     return last_s
 
 
-def _quickest(instance: Instance, simulator: Simulator, origin: int, length: int) -> float:
+def _quickest(instance: Instance, origin: int, length: int) -> float:
     """From first forward to last backward of the quickest path of ``length`` stages, nothing else going
     on."""
     home = instance.peers[origin]
@@ -81,15 +81,15 @@ def _quickest(instance: Instance, simulator: Simulator, origin: int, length: int
         for p, time_s in reach.items():
             for q, spec in enumerate(instance.peers):
                 if spec.stage > instance.peers[p].stage and instance.usable[p][q]:
-                    at_s = time_s + _there_and_back(simulator, p, q) + spec.forward_s + spec.backward_s
+                    at_s = time_s + _there_and_back(instance, p, q) + spec.forward_s + spec.backward_s
                     further[q] = min(at_s, further.get(q, math.inf))
         reach = further
     return min(
-        time_s + _there_and_back(simulator, p, origin)
+        time_s + _there_and_back(instance, p, origin)
         for p, time_s in reach.items()
         if p == origin or instance.usable[p][origin]
     )
 
 
-def _there_and_back(simulator: Simulator, p: int, q: int) -> float:
-    return simulator.hop_s(p, q) + simulator.hop_s(q, p)
+def _there_and_back(instance: Instance, p: int, q: int) -> float:
+    return instance.hop_s[p][q] + instance.hop_s[q][p]

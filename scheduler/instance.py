@@ -170,6 +170,18 @@ class Instance(Frozen):
         return usable
 
     @cached_property
+    def hop_s(self) -> list[list[float]]:
+        """``[n][n]``: seconds from row to column for one tensor that nothing else holds up; infinite if
+        cut."""
+        rate = np.minimum(self.bandwidth_bytes_per_s, np.array([[p.up_bytes_per_s] for p in self.peers]))
+        rate = np.minimum(rate, np.array([p.down_bytes_per_s for p in self.peers]))
+        with np.errstate(divide="ignore"):
+            hop = np.where(rate > 0, self.latency_s + self.activation_bytes / rate, np.inf)
+        np.fill_diagonal(hop, 0.0)
+        hop_s: list[list[float]] = hop.tolist()
+        return hop_s
+
+    @cached_property
     def all_usable(self) -> bool:
         """Can every peer of one stage exchange with every peer of another?"""
         rate = self.bandwidth_bytes_per_s

@@ -41,10 +41,10 @@ def search(
     again from the result, with another seed, to go on.
     """
     simulator = Simulator(instance)
-    paths = construct(instance, simulator)
+    paths = construct(instance)
     best = simulator.score(paths)
     if previous is not None:
-        repaired = repair(previous, instance, simulator)
+        repaired = repair(previous, instance)
         if repaired is not None:
             score = simulator.score(repaired)
             if score <= best:
@@ -71,22 +71,21 @@ def send_order(microbatches: Mapping[str, int], instance: Instance) -> list[int]
     return [instance.index[o] for i in range(most) for o, n in microbatches.items() if i < n]
 
 
-def construct(instance: Instance, simulator: Simulator | None = None) -> list[Hops]:
+def construct(instance: Instance) -> list[Hops]:
     """One path for each microbatch, in send order, each with the earliest predicted finish when it is chosen.
 
     Each path takes the stages that were visited least; so the visits of any two living stages differ by one
     at most, wherever the links allow it.
     """
-    builder = _Builder(instance, simulator or Simulator(instance))
+    builder = _Builder(instance)
     return [builder.add(origin) for origin in send_order(instance.microbatches, instance)]
 
 
 class _Builder:
     """Loads and visits so far, while paths are added one by one."""
 
-    def __init__(self, instance: Instance, simulator: Simulator) -> None:
+    def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.simulator = simulator
         self.free_s = [0.0] * len(instance.peers)
         self.visits = [0] * instance.stages
 
@@ -109,7 +108,7 @@ class _Builder:
         Dynamic programme over (hops so far, peer). The n least visited stages have the least sum of visits,
         so where no link is missing the visits of any two stages never differ by more than one.
         """
-        instance, usable, hop_s = self.instance, self.instance.usable, self.simulator.hop_s
+        instance, usable, hop_s = self.instance, self.instance.usable, self.instance.hop_s
         layer: dict[int, _Label] = {
             origin: (0, self.free_s[origin] + instance.peers[origin].forward_s, (origin,))
         }
@@ -123,29 +122,29 @@ class _Builder:
                         if not usable[p][q]:
                             continue
                         spec = instance.peers[q]
-                        begins = max(time_s + hop_s(p, q), self.free_s[q])
+                        begins = max(time_s + hop_s[p][q], self.free_s[q])
                         # The gradient's way back counts as if it followed at once.
-                        ends = begins + spec.forward_s + spec.backward_s + hop_s(q, p)
+                        ends = begins + spec.forward_s + spec.backward_s + hop_s[q][p]
                         ends += _LOAD_WEIGHT * self.free_s[q]
                         label = (visits + self.visits[stage], ends, (*way, q))
                         if q not in grown or label < grown[q]:
                             grown[q] = label
             layer = grown
         home = [
-            (visits, time_s + hop_s(p, origin) + hop_s(origin, p), way)
+            (visits, time_s + hop_s[p][origin] + hop_s[origin][p], way)
             for p, (visits, time_s, way) in layer.items()
             if p == origin or usable[p][origin]
         ]
         return list(min(home)[2])
 
 
-def repair(plan: Plan, instance: Instance, simulator: Simulator | None = None) -> list[Hops] | None:
+def repair(plan: Plan, instance: Instance) -> list[Hops] | None:
     """The paths of ``plan`` that still hold, in its order, and new ones for those that a dead peer broke.
 
     Microbatches that origins draw beyond the plan get paths too, those that they no longer draw lose theirs.
     None if the result would not visit the stages evenly.
     """
-    builder = _Builder(instance, simulator or Simulator(instance))
+    builder = _Builder(instance)
     left = dict(instance.microbatches)
     kept: list[Hops] = []
     broken: list[int] = []
@@ -189,14 +188,13 @@ def replacement(
     before = instance.index.get(path[hop - 1]) if hop else None
     after = instance.index.get(path[hop + 1] if hop + 1 < len(path) else path[0]) if hop else None
     ends = [end for end in (before, after) if end is not None]
-    simulator = Simulator(instance)
     best: tuple[float, str] | None = None
     for p in instance.by_stage[stage]:
         spec = instance.peers[p]
         if spec.peer in dead or spec.peer in path or not all(instance.usable[p][q] for q in ends):
             continue
         waits_s = (load_s or {}).get(spec.peer, 0.0)
-        travels_s = sum(simulator.hop_s(p, q) + simulator.hop_s(q, p) for q in ends)
+        travels_s = sum(instance.hop_s[p][q] + instance.hop_s[q][p] for q in ends)
         finish = (waits_s + spec.forward_s + spec.backward_s + travels_s, spec.peer)
         if best is None or finish < best:
             best = finish

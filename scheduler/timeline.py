@@ -81,12 +81,6 @@ class Simulator:
         rates: list[list[float]] = instance.bandwidth_bytes_per_s.tolist()
         self.link_s = [[size / rate if rate else float("inf") for rate in row] for row in rates]
 
-    def hop_s(self, p: int, q: int) -> float:
-        """Seconds from ``p`` to ``q`` for one tensor that nothing else holds up."""
-        if p == q:
-            return 0.0
-        return self.latency_s[p][q] + max(self.link_s[p][q], self.up_s[p], self.down_s[q])
-
     def indices(self, paths: Iterable[Path]) -> list[list[int]]:
         """Paths by position in ``instance.peers``. Raises SchedulerError if one cannot be walked."""
         index, usable = self.instance.index, self.instance.usable
@@ -268,7 +262,7 @@ class _Run:
         starts = max(leaves, self.pair_free.get((source, target), 0.0))
         self.pair_free[source, target] = starts + link_s
         reaches = starts + simulator.latency_s[source][target]
-        rest_s = max(link_s, up_s - (starts - leaves))
+        rest_s = max(link_s, up_s)
         if simulator.down_s[target] > 0:
             self.at(reaches, _REACH, target, kind, mb, hop, rest_s)
         else:

@@ -238,6 +238,41 @@ def test_what_is_said_in_one_turn_goes_in_one_push() -> None:
     assert all(len(peer.store) == 50 for peer in swarm.peers.values())
 
 
+def test_nobody_is_told_what_it_said_itself() -> None:
+    swarm = Swarm(12, seed=5)
+    pushed: list[tuple[str, str, Fact]] = []
+    for name, peer in swarm.peers.items():
+        send = peer._push
+        peer._push = lambda to, some, name=name, send=send: (  # type: ignore[misc]
+            pushed.extend((name, to, fact) for fact in some),
+            send(to, some),
+        )
+    for name in swarm.names:
+        swarm.peers[name].publish("view", name.encode())
+    swarm.clock.run_for(5.0)
+    assert len(pushed) > 12 * 11
+    assert all(to != fact.owner for _, to, fact in pushed)
+    assert not any((to, name, fact) in pushed for name, to, fact in pushed if name == fact.owner)
+
+
+def test_who_is_asked_asks_back_for_what_it_lacks() -> None:
+    swarm = Swarm(2)
+    swarm.side["n001"] = 1
+    mine = swarm.peers["n000"].publish("view", b"mine")
+    yours = swarm.peers["n001"].publish("view", b"yours")
+    swarm.clock.run_for(1.0)
+    swarm.side["n001"] = 0
+    # One exchange that n000 begins brings each the other's.
+    swarm.peers["n001"].on_digest("n000", swarm.peers["n000"].store.known(), True)
+    swarm.clock.run_for(1.0)
+    assert swarm.knowing(mine) == swarm.knowing(yours) == 2
+    # And there it ends: an answer is not answered.
+    sent = swarm.messages
+    swarm.peers["n001"].on_digest("n000", (("view", "n000", mine.version + 1),), False)
+    swarm.clock.run_for(1.0)
+    assert swarm.messages == sent + 1
+
+
 def test_a_fact_dies_when_all_know() -> None:
     swarm = Swarm(64, degree=20)
     swarm.peers["n000"].publish("view", b"x")

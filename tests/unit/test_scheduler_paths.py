@@ -14,7 +14,7 @@ from scheduler.baselines import full_pipeline, random_skip, unskipped
 from scheduler.bounds import bounds, owed_visits
 from scheduler.errors import SchedulerError
 from scheduler.instance import Instance, Link
-from scheduler.paths import replacement, search
+from scheduler.paths import repair, replacement, search
 from scheduler.plan import Plan, validate
 from scheduler.timeline import simulate
 
@@ -109,6 +109,18 @@ def test_a_search_goes_on_from_the_last_plan() -> None:
     assert good.makespan_s < search(instance, seed=2, iterations=0).makespan_s
 
 
+def test_a_bad_previous_plan_is_left_behind() -> None:
+    instance = demo_instance()
+    crowded = tuple(
+        (path[0], *(f"p{int(p[1:]) // 2 * 2}" for p in path[1:])) for path in search(instance, seed=0).paths
+    )
+    bad = Plan(paths=crowded, makespan_s=0.0)
+    assert validate(bad, instance) is None
+    plan = search(instance, seed=0, previous=bad, iterations=0)
+    assert plan.makespan_s == search(instance, seed=0, iterations=0).makespan_s
+    assert plan.makespan_s < simulate(instance, crowded).makespan_s
+
+
 def test_a_dead_peer_leaves_the_other_paths_as_they_are() -> None:
     instance = demo_instance()
     good = search(instance, seed=1, iterations=200)
@@ -117,6 +129,12 @@ def test_a_dead_peer_leaves_the_other_paths_as_they_are() -> None:
     assert validate(plan, smaller) is None
     fresh = search(smaller, seed=1, iterations=0)
     assert plan.makespan_s <= fresh.makespan_s
+    repaired = repair(good, smaller)
+    assert repaired is not None
+    assert len(repaired) == len(good.paths)
+    for path, hops in zip(good.paths, repaired, strict=True):
+        now = tuple(smaller.peers[p].peer for p in hops)
+        assert now == path if "p7" not in path else now[0] == path[0]
     fewer = without(instance, "p1")
     plan = search(fewer, seed=1, previous=good, iterations=0)
     assert validate(plan, fewer) is None

@@ -165,7 +165,7 @@ def test_averaging_comes_when_all_is_done() -> None:
         gradient_bytes=(1000, 1000),
     )
     timeline = simulate(instance, [("o", "a")])
-    # Done at 6; then 2 (2-1)/2 x 1000 bytes at the slower uplink and two latencies. a has nobody to do it with.
+    # Done at 6; then 2 (2-1)/2 x 1000 bytes at the slower uplink and two latencies. a is alone in its stage.
     assert [row for row in timeline.rows if row.kind == "A"] == [
         Row("o", "A", -1, 6.0, 27.0),
         Row("u", "A", -1, 6.0, 27.0),
@@ -253,6 +253,52 @@ def test_what_holds_of_every_schedule(instance: Instance, seed: int, by_chance: 
     assert score.total_s == sum(timeline.finish_s)
     if not by_chance:
         assert timeline.makespan_s >= bounds(instance).best_s - 1e-9
+
+
+@given(instances(), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_nobody_idles_and_the_right_task_goes_first(instance: Instance, seed: int) -> None:
+    # Without bytes to send, the rows tell when each task could begin; that and the rules fix the schedule.
+    instance = instance.model_copy(update={"activation_bytes": 0, "gradient_bytes": ()})
+    plan = random_skip(instance, seed=seed)
+    timeline = simulate(instance, plan.paths)
+    ready_s = _ready(timeline, plan.paths, instance)
+    for spec in instance.peers:
+        rows = [row for row in timeline.rows if row.peer == spec.peer]
+        held, free_s = 0, 0.0
+        for i, row in enumerate(rows):
+            waiting = [other for other in rows[i + 1 :] if ready_s[other] < row.start_s]
+            if held == spec.memory_slots:
+                waiting = [other for other in waiting if other.kind != "F"]
+            assert all(_rank(row) < _rank(other) for other in waiting), "the first of those that wait"
+            if row.start_s > free_s:
+                # It was idle: what it does now has come this moment.
+                assert row.start_s == ready_s[row]
+            held += {"F": 1, "B": -1}.get(row.kind, 0)
+            free_s = row.end_s
+
+
+def _rank(row: Row) -> tuple[int, int, str]:
+    return ({"B": 0, "L": 0, "F": 1, "W": 2}[row.kind], row.microbatch, row.kind)
+
+
+def _ready(timeline: Timeline, paths: tuple[tuple[str, ...], ...], instance: Instance) -> dict[Row, float]:
+    """When the input of each task was there."""
+    by_task = {(row.peer, row.kind, row.microbatch): row for row in timeline.rows}
+    ready_s: dict[Row, float] = {}
+
+    def travel_s(a: str, b: str) -> float:
+        return 0.0 if a == b else float(instance.latency_s[instance.index[a], instance.index[b]])
+
+    for mb, path in enumerate(paths):
+        order = [*((p, "F") for p in path), (path[0], "L"), *((p, "B") for p in reversed(path))]
+        ready_s[by_task[path[0], "F", mb]] = 0.0
+        for (a, kind), (b, next_kind) in pairwise(order):
+            ready_s[by_task[b, next_kind, mb]] = by_task[a, kind, mb].end_s + travel_s(a, b)
+        for peer in path:
+            if (peer, "W", mb) in by_task:
+                ready_s[by_task[peer, "W", mb]] = timeline.finish_s[mb] + travel_s(path[0], peer)
+    return ready_s
 
 
 def _check_slots(rows: list[Row], slots: int) -> None:
