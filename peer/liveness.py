@@ -75,13 +75,15 @@ class Liveness:
         self.limits = limits or LivenessLimits()
         self._neighbours: dict[PeerId, Neighbour] = {}
         self._watched: set[PeerId] = set()
+        self._left: set[PeerId] = set()
+        """Said goodbye, and have not linked to us again."""
         self._sequence = 0
         self._closed = False
         self._timer = clock.call_later(self.limits.interval_s, self._tick)
 
     def watch(self, peers: set[PeerId]) -> None:
         """Keep links to exactly these peers; others that link to us are answered, not dialled."""
-        self._watched = peers - {self._transport.peer_id}
+        self._watched = peers - {self._transport.peer_id} - self._left
         for peer in sorted(self._watched):
             neighbour = self._neighbour(peer)
             if not neighbour.up and not neighbour.lost:
@@ -94,6 +96,8 @@ class Liveness:
         """Not known to be lost. A watched peer that was not reached yet counts as alive."""
         if peer == self._transport.peer_id:
             return True
+        if peer in self._left:
+            return False
         neighbour = self._neighbours.get(peer)
         return neighbour is None or not neighbour.lost
 
@@ -115,6 +119,7 @@ class Liveness:
         neighbour = self._neighbour(peer)
         neighbour.up = True
         neighbour.redial_s = 0.0
+        self._left.discard(peer)
         neighbour.last_heard_s = self._clock.now()
         neighbour.intervals_s.clear()
         neighbour.heard_beat_s = None
@@ -162,6 +167,7 @@ class Liveness:
     def forget(self, peer: PeerId) -> None:
         """A clean leave: the peer is gone and is not dialled again."""
         self._watched.discard(peer)
+        self._left.add(peer)
         neighbour = self._neighbours.pop(peer, None)
         self._transport.disconnect(peer)
         if neighbour is not None and not neighbour.lost:

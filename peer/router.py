@@ -32,6 +32,9 @@ from swarm.transport.base import PeerId
 BUSY_RETRY_S = 0.05
 """Before a hop that every replica refused asks again: about one microbatch of a small model."""
 
+MAX_EARLY_EVALUATIONS = 64
+"""Validation microbatches that came before this peer was at their step."""
+
 Key = tuple[int, int, int]
 
 
@@ -103,6 +106,7 @@ class Router:
         self._on_home = on_home
         self._on_late = on_late
         self.held: dict[Key, Held] = {}
+        self._early: list[tuple[Forward, Any]] = []
         self.rerouted = 0
         self._when_summed: Callable[[], None] | None = None
 
@@ -174,6 +178,9 @@ class Router:
         for held in list(self.held.values()):
             if held.phase is Phase.QUEUED and not held.submitted:
                 self._compute_forward(held)
+        early, self._early = self._early, []
+        for message, inputs in early:
+            self._evaluate(message, inputs)
 
     def _compute_forward(self, held: Held) -> None:
         context = self._context
@@ -467,6 +474,9 @@ class Router:
     def _evaluate(self, message: Forward, inputs: Any) -> None:
         context = self._context
         if message.step != context.step or not context.running:
+            late = message.step < context.step or context.ledger.close is not None
+            if len(self._early) < MAX_EARLY_EVALUATIONS and (message.step == context.step + 1 or not late):
+                self._early.append((message, inputs))
             return
 
         def done(output: Any) -> None:
