@@ -18,7 +18,7 @@ from swarm.manifest import Manifest
 from swarm.messages import TensorSpec
 from swarm.model import state
 from swarm.model.deferred import Deferred, Tape
-from swarm.model.finite import require_finite
+from swarm.model.finite import LARGEST_ACTIVATION, require_finite
 from swarm.model.layout import build_stage, initialise, layout_of
 from swarm.model.llama import summed_loss
 from swarm.model.optimizer import FlatAdamW, clip, gradient_norm
@@ -124,18 +124,21 @@ class StageRuntime:
         source = (self._embed(x) if self.stage == 0 else x).detach().requires_grad_()
         with torch.enable_grad():
             y = self._module.blocks(source, tape.linear)
+        require_finite(y, "this stage's output", LARGEST_ACTIVATION)
         return y.detach(), Saved(self.step, (source, y, tape), tokens)
 
     def backward(self, saved: Saved, grad_y: Tensor) -> tuple[Tensor | None, Deferred]:
         """Gradient ``[B, T, D]`` of the output -> of the input (None on stage 0), and the weights' for later.
 
-        RuntimeError if ``saved`` was used before.
+        RuntimeError if ``saved`` was used before. It is used up also if the gradient overflows on the way
+        (NotFiniteError), but not if ``grad_y`` is refused.
         """
         grad_y = self._checked_activation(grad_y)
         if saved.graph is None:
             raise RuntimeError("this microbatch's backward was already computed")
         (source, y, tape), saved.graph = saved.graph, None
         grad_x, *norms = torch.autograd.grad(y, [source, *self._block_norms], grad_y)
+        require_finite(grad_x, "this stage's input gradient", LARGEST_ACTIVATION)
         ready = zip(self._block_norms, norms, strict=True)
         if saved.tokens is None:
             return grad_x, Deferred(saved.step, tape, ready)
@@ -315,7 +318,7 @@ class StageRuntime:
         shaped = x.dim() == 3 and x.shape[1] <= model.context and x.shape[2] == model.width
         if not (shaped and x.is_floating_point()):
             raise ValueError(f"an activation must be floats [B, T, {model.width}], T at most {model.context}")
-        require_finite(x, "an activation or its gradient")
+        require_finite(x, "an activation or its gradient", LARGEST_ACTIVATION)
         return x.to(self.device, self._dtype)
 
     def _finite_loss(self, total: Tensor) -> float:

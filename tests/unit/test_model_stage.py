@@ -103,6 +103,24 @@ def test_nothing_that_is_not_finite_gets_in(poison: float) -> None:
     assert grad_x is not None
 
 
+def test_absurd_sizes_are_neither_taken_nor_passed_on() -> None:
+    runtime = StageRuntime(small_manifest(), 1)
+    x = some_activation(runtime.manifest)
+    for large in (x * 1e30, torch.full_like(x, -3e38)):
+        with pytest.raises(NotFiniteError, match="activation"):
+            runtime.forward(large)
+        _, saved = runtime.forward(x)
+        with pytest.raises(NotFiniteError, match="gradient"):
+            runtime.backward(saved, large)
+    runtime.accumulate(runtime.backward(saved, x.sign() * 0.5e12)[1])  # the largest: no product overflows
+    assert runtime.gradient_part(0, 1).isfinite().all()
+    runtime.discard_gradient()
+    _, saved = runtime.forward(x)
+    runtime.flat_parameters().mul_(1e12)
+    with pytest.raises(NotFiniteError, match="output"):
+        runtime.forward(x)
+
+
 def test_is_finite_sees_every_place() -> None:
     for size in (1, 7, 64, 1001):
         for place in {0, size // 2, size - 1}:
