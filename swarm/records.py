@@ -138,7 +138,7 @@ class Genesis(_Model):
 
 
 def _genesis_bytes(run_id: str, members: tuple[Member, ...]) -> bytes:
-    rows = [[member.peer, member.stage, member.incarnation] for member in members]
+    rows = [member.model_dump(mode="json") for member in members]
     document = {"members": rows, "run": run_id, "step": 0}
     return _GENESIS_PREFIX + json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
 

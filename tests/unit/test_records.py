@@ -147,6 +147,11 @@ def test_only_the_researcher_says_who_begins() -> None:
     assert refused(Genesis.sign(MANIFEST, members, BOB)) == "not the researcher's signature"
     fewer = genesis.model_copy(update={"members": genesis.members[:1]})
     assert refused(fewer) == "not the researcher's signature"
+    for field, value in (("peer", BOB.peer_id), ("stage", 2), ("incarnation", 8), ("learning", True)):
+        first = genesis.members[0].model_copy(update={field: value})
+        altered = genesis.model_copy(update={"members": (first, *genesis.members[1:])})
+        assert refused(altered) == "not the researcher's signature"
+    assert set(Member.model_fields) == {"peer", "stage", "incarnation", "learning"}  # all of them, above
     theirs = MANIFEST.model_copy(update={"researcher": BOB.public_key.hex()})
     assert refused(Genesis.sign(theirs, members, BOB)) == "manifest is not the run's"
     nowhere = (Member(peer=BOB.peer_id, stage=4),)
