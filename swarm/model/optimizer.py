@@ -25,10 +25,10 @@ def gradient_norm(gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
 
 
-def clipped(gradient: Tensor, norm: float, limit: float) -> Tensor:
-    """``gradient``, scaled to the norm ``limit`` if its ``norm`` is above it, as ``clip_grad_norm_`` does."""
-    scale = limit / (norm + 1e-6)
-    return gradient * scale if scale < 1.0 else gradient
+def clip(gradient: Tensor, norm: float, limit: float) -> None:
+    """Scale ``gradient`` in place to the norm ``limit`` if it is above, as ``clip_grad_norm_`` does."""
+    if (scale := limit / (norm + 1e-6)) < 1.0:
+        gradient.mul_(scale)
 
 
 class FlatAdamW:

@@ -202,7 +202,7 @@ class StageRuntime:
     @torch.no_grad()
     def set_average(self, part: int, parts: int, values: Tensor) -> None:
         """Take float32 ``[k]`` as part ``part`` of the average; another ``parts`` than before begins anew."""
-        target = torch.tensor_split(self._average, parts)[part]
+        target = self.average_part(part, parts)
         if values.dtype != torch.float32 or values.shape != target.shape:
             raise ValueError(f"part {part} of {parts} must be float32 {list(target.shape)}")
         require_finite(values, "the average")
@@ -243,7 +243,7 @@ class StageRuntime:
         return UpdateStats(norm, rate)
 
     def discard_gradient(self) -> None:
-        """Clear the gradient sum and the average."""
+        """Clear the gradient sum and forget the parts of the average set so far."""
         self._sum.zero_()
         self.reset_average()
 

@@ -208,8 +208,11 @@ def test_an_average_is_used_only_when_every_part_is_there() -> None:
     incomplete()
     runtime.set_average(1, 2, halves[1])
     assert runtime.average_digest() == hashlib.sha256(bits(values)).hexdigest()
-    runtime.update()
+    for part, expected in enumerate(thirds):
+        assert torch.equal(runtime.average_part(part, 3), expected)
+    assert runtime.update().grad_norm > runtime.manifest.optimizer.clip_norm
     incomplete()
+    assert bits(runtime.average_part(0, 1)) == bits(values)  # for a replica that missed it
     with pytest.raises(ValueError, match="part 0 of 2"):
         runtime.set_average(0, 2, values)
 
