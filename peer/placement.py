@@ -85,7 +85,13 @@ def assign(peers: list[PeerRecord], me: str, manifest: Manifest) -> int:
     hosted = [Hosted(p.stage) for p in peers if p.state == "active"]
     waiting = sorted({p.peer for p in peers if p.state == "joining"} | {me})
     for peer in waiting:
-        stage = choose_stage(hosted, stages=count, path_length=length, work_s=manifest.stages)
+        stage = choose_stage(
+            hosted,
+            stages=count,
+            path_length=length,
+            start_replicas=manifest.sync.start_replicas,
+            work_s=manifest.stages,
+        )
         if peer == me:
             return stage
         hosted.append(Hosted(stage))
