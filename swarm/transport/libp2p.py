@@ -253,8 +253,7 @@ class Libp2pTransport:
     async def _open_link(self, peer: Neighbour, link: Link) -> None:
         """Open every stream, and wait until the other side has answered on each."""
         peer_id = PeerID.from_base58(peer.name)
-        if peer.addresses:
-            await self._host.dial(peer.name, peer.addresses)
+        await self._host.dial(peer.name, peer.addresses)
         answered: asyncio.Future[None] = self._loop.create_future()
         link.when_settled(answered)
         peer.links.append(link)

@@ -31,6 +31,7 @@ RestartCallback = Callable[[P2P], Awaitable[None]]
 
 _SEED_TRY_S = 5.0
 _SEED_PAUSE_S = 0.5
+_BACKOFF_PAUSE_S = 0.25
 _RESTART_PAUSE_S = 0.5
 _RESTART_PAUSE_LIMIT_S = 30.0
 _EXIT_S = 5.0
@@ -168,16 +169,25 @@ class P2PHost:
         self._callbacks.append(callback)
 
     async def dial(self, peer: str, addresses: Sequence[str]) -> None:
-        """Connect p2pd to ``peer``; with no addresses, p2pd looks for some. Raises ``HostError``."""
+        """Connect p2pd to ``peer``; with no addresses, p2pd looks for some. Raises ``HostError``.
+
+        May take long where a dial failed a moment ago: set a time-out.
+        """
         maddrs = []
         for text in addresses:
             with contextlib.suppress(HostError):
                 maddr = parse_multiaddr(text)
                 maddrs.append(split_peer(maddr)[1] if text.endswith(f"/p2p/{peer}") else maddr)
-        try:
-            await self._p2p._client.connect(PeerID.from_base58(peer), maddrs)
-        except (P2PDaemonError, OSError, ValueError, asyncio.IncompleteReadError) as error:
-            raise HostError(_dial_failure(str(error))) from error
+        while True:
+            try:
+                await self._p2p._client.connect(PeerID.from_base58(peer), maddrs)
+                return
+            except (P2PDaemonError, OSError, ValueError, asyncio.IncompleteReadError) as error:
+                # p2pd dials by itself too, and after a failure refuses to for 5 s and more, whatever has
+                # changed meanwhile. That is no answer to our question.
+                if "dial backoff" not in str(error):
+                    raise HostError(_dial_failure(str(error))) from error
+            await self._pause(_BACKOFF_PAUSE_S)
 
     async def close(self) -> None:
         """End p2pd and remove its sockets. A second call does nothing."""

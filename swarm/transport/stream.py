@@ -59,6 +59,7 @@ class Stream(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._socket: asyncio.Transport = writer.transport  # type: ignore[assignment]
         self._closed = False
+        self._going_on = False
         self._paused = False
         self._queue: deque[memoryview] = deque()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -93,8 +94,9 @@ class Stream(asyncio.BufferedProtocol):
         if early:
             self._grow(len(early))
             self._scratch[: len(early)] = early
+            self.bytes_received += len(early)
             self._end = len(early)
-        self._loop.call_soon(self._go_on)
+        self._go_on_soon()
 
     # Reading
 
@@ -124,15 +126,21 @@ class Stream(asyncio.BufferedProtocol):
         if target is not None and not self._closed:
             self.held_since, self._held_header = None, b""
             self._receive_into(target)
-            self._loop.call_soon(self._go_on)
+            self._go_on_soon()
 
     def _go_on(self) -> None:
+        self._going_on = False
         if self._closed:
             return
         if self._target is None:
             self._parse()
-        if not self._closed and self.held_since is None:
+        if not self._closed and not self._going_on and self.held_since is None:
             self._socket.resume_reading()
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
 
     def _parse(self) -> None:
         self._guarded(self._parse_frames)
@@ -153,7 +161,7 @@ class Stream(asyncio.BufferedProtocol):
         else:
             # Many small frames: let the event loop breathe before the next ones.
             self._socket.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._go_on_soon()
         if self._start == self._end:
             self._start = self._end = 0
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -10,9 +10,11 @@ import uvloop
 from tests.contract.harness import Libp2pHarness, MemoryHarness
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The daemon's loop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest_asyncio.fixture(params=[MemoryHarness, Libp2pHarness], ids=["memory", "libp2p"])
