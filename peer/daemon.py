@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation
 from peer.context import State, StepRules
 from peer.core import Core, CoreOptions
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
+from peer.usage import Usage
 from peer.worker import TaskKind, ThreadExecutor
 from swarm.clock import Clock, LoopClock
 from swarm.data.corpus import load_corpus
@@ -56,6 +58,8 @@ class DaemonOptions:
     events: Path | None = None
     trace: Path | None = None
     """Write every averaged gradient here, for tests."""
+    usage: Path | None = None
+    """Write the CPU seconds of this life by part here (JSON), for benchmarks."""
     threads: int = 1
     device: str = "cpu"
 
@@ -169,10 +173,13 @@ class Daemon:
         )
         core = self._assemble(manifest, place, transport)
         self.core = core
+        usage = Usage() if self._options.usage is not None else None
         try:
             await transport.open()
             await self._live(core, place, directory, transport, manifest)
         finally:
+            if usage is not None and self._options.usage is not None:
+                self._options.usage.write_text(json.dumps(usage.stop(host.pid)))
             core.close()
             await transport.close()
 
