@@ -64,11 +64,10 @@ async def find_manifest(directory: Directory, clock: Clock, stop: asyncio.Event)
         if clock.now() > end_s:
             break
         await pause(clock, LOOK_AGAIN_S, stop)
-    if directory.refused:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(directory.refused.items()))
+    if directory.refused["bad manifest"]:
         raise PlacementError(
-            f"no manifest of run {directory.run_id[:12]} holds; refused: {reasons}. "
-            "Ask the researcher for a new join string"
+            f"the manifest that the nodes hold is not run {directory.run_id[:12]}'s: its hash or its "
+            "signature differs. Ask the researcher for a new join string"
         )
     raise PlacementError(
         f"unknown run {directory.run_id[:12]}: no node here holds its manifest. "

@@ -57,6 +57,11 @@ async def snapshot(directory: Directory) -> SwarmSnapshot:
     Raises ``UserError`` for a run that nobody knows, ``DirectoryError`` when no node answers.
     """
     signed = await directory.manifest()
+    if signed is None and directory.refused["bad manifest"]:
+        raise UserError(
+            f"the manifest that the nodes hold is not run {short_run_id(directory.run_id)}'s: its hash "
+            "or its signature differs; ask the researcher for a new join string"
+        )
     if signed is None:
         raise UserError(
             f"unknown run {short_run_id(directory.run_id)}: the nodes that answer hold no manifest of it; "

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import pytest
 import uvloop
+from hivemind.dht.node import DHTNode
+from hivemind.utils import get_dht_time
 
 from bootstrap.create import create_run, example_toml, load_signed
 from bootstrap.node import BootstrapOptions, Waiting, _Witness, run_bootstrap
@@ -22,8 +24,9 @@ from swarm.directory import Directory
 from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.joinstring import JoinString
+from swarm.manifest import SignedManifest
 from swarm.monitor.commands import look
-from swarm.records import Genesis, PeerRecord, ProgressRecord
+from swarm.records import Genesis, ManifestRecord, PeerRecord, ProgressRecord, dht_key, seal
 from swarm.transport.p2phost import P2PHost
 
 DEAD = "/ip4/127.0.0.1/tcp/9/p2p/" + Identity(b"d" * 32).peer_id
@@ -293,5 +296,32 @@ def test_a_port_in_use_is_one_line(options: BootstrapOptions) -> None:
             )
             with pytest.raises(UserError, match=f"/tcp/{port} is in use"):
                 await run_bootstrap(busy, asyncio.Event())
+
+    run(test)
+
+
+@pytest.mark.parametrize("kept", ["another manifest", "another signature"])
+def test_a_manifest_that_is_not_the_runs_is_one_line(options: BootstrapOptions, kept: str) -> None:
+    """S16, from the side of a reader: the only node that answers tells of another run."""
+
+    async def test() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            manifest = options.signed.verify()
+            host = await P2PHost.start(Identity.generate())
+            stack.push_async_callback(host.close)
+            liar = await DHTNode.create(p2p=host.p2p)  # checks nothing
+            stack.push_async_callback(liar.shutdown)
+            if kept == "another manifest":
+                altered = manifest.model_copy(update={"seed": 99})
+                signed = SignedManifest.sign(altered, options.key)
+            else:
+                signed = SignedManifest(options.signed.manifest, b"0" * 64)
+            expiration = get_dht_time() + 30
+            record = ManifestRecord.of(signed, host.peer_id)
+            data = seal(record, manifest.run_id, expiration, host.identity)
+            await liar.store(dht_key(manifest.run_id, "manifest"), data, expiration)
+            join = JoinString(manifest.run_id, await host.addresses())
+            with pytest.raises(UserError, match="its hash or its signature differs"):
+                await look(join)
 
     run(test)
