@@ -116,9 +116,8 @@ class SimNetwork(Fabric):
         """As SIGCONT: what came meanwhile is handled now, in order."""
         host = self._hosts[peer_id]
         host.frozen = False
-        deferred, host.deferred = host.deferred, []
-        for call in deferred:
-            self.clock.call_later(0.0, host.run, call)
+        while host.deferred and not host.frozen:
+            host.deferred.popleft()()
 
 
 class SimTransport:

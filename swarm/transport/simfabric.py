@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,7 @@ class Host:
         self.handler: TransportHandler | None = None
         self.alive = True
         self.frozen = False
-        self.deferred: list[Callable[[], None]] = []
+        self.deferred: deque[Callable[[], None]] = deque()
         self.connections: dict[PeerId, Connection] = {}
         self.uplink = uplink
         self.uplink_until = 0.0
@@ -172,7 +173,8 @@ class Fabric:
         """Control has its own stream: it waits behind other control messages, never behind bulk."""
         now = self.clock.now()
         model = self._models.get((side.owner, to), self._default)
-        side.last_control = max(now + self._delay_s(model), side.last_control)
+        # A microsecond apart, which no rounding of times can turn round.
+        side.last_control = max(now + self._delay_s(model), side.last_control + 1e-6)
         self.clock.call_later(
             side.last_control - now, self._arrive, connection, to, Parcel(message, None, 0, True)
         )
@@ -317,7 +319,7 @@ class Fabric:
     # Going down
 
     def break_connection(self, connection: Connection, reason: str) -> None:
-        """Both sides see the loss now."""
+        """Both sides see the loss now. Never called from within ``send`` or ``connect``."""
         if not connection.broken:
             for name in connection.sides:
                 host = self._hosts.get(name)
@@ -353,15 +355,14 @@ class Fabric:
         return known
 
     def _end_side(self, connection: Connection, host: Host, reason: str) -> None:
-        other = connection.other(host.name).owner
-        if self._close_side(connection, host):
+        """One side sees the loss: now, or when it thaws."""
 
-            def tell() -> None:
-                if host.handler is not None:
-                    host.handler.on_link_lost(other, reason)
+        def see() -> None:
+            other = connection.other(host.name).owner
+            if self._close_side(connection, host) and host.handler is not None:
+                host.handler.on_link_lost(other, reason)
 
-            # Never from within ``send``; and a machine that was restarted hears nothing of its last life.
-            self.clock.call_later(0.0, host.run, tell)
+        host.run(see)
 
     def _forget(self, connection: Connection) -> None:
         connection.broken = True
