@@ -53,11 +53,17 @@ class Round:
 
 
 class Averaging:
-    """One step's average of this peer's stage; ``on_done`` follows when it stands in the backend."""
+    """One step's average of this peer's stage; ``on_done`` follows when it stands in the backend.
 
-    def __init__(self, context: Context, *, on_done: Callable[[], None]) -> None:
+    ``on_stuck`` is called when this peer's own sum is what cannot be averaged.
+    """
+
+    def __init__(
+        self, context: Context, *, on_done: Callable[[], None], on_stuck: Callable[[str], None]
+    ) -> None:
         self._context = context
         self._on_done = on_done
+        self._on_stuck = on_stuck
         self._close: StepClose | None = None
         self._listeners: tuple[PeerId, ...] = ()
         self._round: Round | None = None
@@ -189,7 +195,19 @@ class Averaging:
                     context.transport.send(peer, message, values)
             self._have_part(current, part)
 
-        context.worker.submit(TaskKind.SYNC, (close.step,), work, done)
+        def refused(error: Exception) -> None:
+            if self._round is current:
+                sound = tuple(
+                    peer for peer in current.members if context.backend.usable(current.contributions[peer])
+                )
+                for peer in set(current.members) - set(sound):
+                    context.strike(peer, f"unusable gradient: {error}")
+                if context.me in sound and len(sound) < len(current.members):
+                    self._start_again(sound)
+                else:
+                    self._on_stuck(f"no usable average: {error}")
+
+        context.worker.submit(TaskKind.SYNC, (close.step,), work, done, refused)
 
     def _on_result(self, current: Round, sender: PeerId, message: AverageResult, values: Any) -> None:
         context = self._context
@@ -203,7 +221,11 @@ class Averaging:
                 self._have_part(current, part)
 
         context.worker.submit(
-            TaskKind.SYNC, (message.step,), lambda: context.backend.set_average(part, parts, values), done
+            TaskKind.SYNC,
+            (message.step,),
+            lambda: context.backend.set_average(part, parts, values),
+            done,
+            lambda error: context.strike(sender, f"unusable average: {error}"),
         )
 
     def _have_part(self, current: Round, part: int) -> None:

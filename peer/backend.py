@@ -12,6 +12,7 @@ from torch import Tensor
 from swarm.data.sampler import Sampler
 from swarm.manifest import Manifest
 from swarm.messages import TensorSpec
+from swarm.model.finite import is_finite
 from swarm.model.stage import StageRuntime
 
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -60,6 +61,10 @@ class StageBackend:
 
     def combine(self, contributions: list[Tensor], tokens: int) -> Tensor:
         return self.runtime.combine(contributions, tokens)
+
+    @staticmethod
+    def usable(values: Tensor) -> bool:
+        return is_finite(values)
 
     def set_average(self, part: int, parts: int, values: Tensor) -> None:
         self.runtime.set_average(part, parts, values)

@@ -98,7 +98,7 @@ class Core:
         self.router = Router(context, on_loss=self._loss, on_home=self._home, on_late=self._late)
         self.origin = Origin(context, self.router, batches, on_done=self._origin_done)
         self.agreement = Agreement(context, ready=self._ready_to_close, on_decided=self._decided)
-        self.averaging = Averaging(context, on_done=self._averaged)
+        self.averaging = Averaging(context, on_done=self._averaged, on_stuck=self._fall_out)
         self.newcomers = Newcomers(context)
         self.donor = Donor(context)
         self.joiner: Joiner | None = None

@@ -303,8 +303,12 @@ class Joiner:
             self._state_step = download.step
             self._catch_up()
 
+        def refused(error: Exception) -> None:
+            self._context.strike(download.donor, f"unusable state: {error}")
+            self._fetch()
+
         worker, backend = self._context.worker, self._context.backend
-        worker.submit(TaskKind.SYNC, (download.step,), lambda: backend.load_image(image), done)
+        worker.submit(TaskKind.SYNC, (download.step,), lambda: backend.load_image(image), done, refused)
 
     def on_refused(self, sender: PeerId, message: StateRefused) -> None:
         """Too late for that step: the next close pins another."""

@@ -211,8 +211,13 @@ class Origin:
             started.output = output
             self._send_gradient(started)
 
+        def refused(error: Exception) -> None:
+            if self.started.get(started.index) is started and started.stages == stages:
+                context.strike(started.path[-1].peer, f"unusable tensor: {error}")
+                self.restart(started.index, str(error))
+
         context.worker.submit(
-            TaskKind.LOSS, started.held.key, lambda: context.backend.loss(output, labels), done
+            TaskKind.LOSS, started.held.key, lambda: context.backend.loss(output, labels), done, refused
         )
 
     def _send_gradient(self, started: Started) -> None:

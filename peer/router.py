@@ -196,8 +196,24 @@ class Router:
             held.phase = Phase.FORWARDED
             self._pass_on(held)
 
+        def refused(error: Exception) -> None:
+            self._spoiled(held, generation, held.path[held.hop - 1].peer, error)
+
         inputs = held.inputs
-        context.worker.submit(TaskKind.FORWARD, held.order, lambda: context.backend.forward(inputs), done)
+        context.worker.submit(
+            TaskKind.FORWARD,
+            held.order,
+            lambda: context.backend.forward(inputs),
+            done,
+            None if held.hop == 0 else refused,
+        )
+
+    def _spoiled(self, held: Held, generation: int, sender: PeerId, error: Exception) -> None:
+        """What came cannot be computed with (NaN, say): a strike for its sender, another try for the rest."""
+        if self.held.get(held.key) is held and held.generation == generation:
+            self._context.strike(sender, f"unusable tensor: {error}")
+            self._drop(held)
+            self._give_up(held, f"unusable tensor from {sender}")
 
     # -- passing on, and around the lost -------------------------------------------------------------------
 
@@ -329,7 +345,11 @@ class Router:
                 self._send_back(held)
 
         context.worker.submit(
-            TaskKind.BACKWARD, held.order, lambda: context.backend.backward(saved, gradient), done
+            TaskKind.BACKWARD,
+            held.order,
+            lambda: context.backend.backward(saved, gradient),
+            done,
+            lambda error: self._spoiled(held, generation, sender, error),
         )
 
     def _send_back(self, held: Held) -> None:

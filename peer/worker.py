@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from swarm.clock import Clock
+from swarm.errors import UserError
 
 
 class TaskKind(IntEnum):
@@ -28,6 +29,8 @@ class TaskKind(IntEnum):
 
 Done = Callable[[Any], None]
 Failed = Callable[[Exception], None]
+UNUSABLE = (ValueError, ArithmeticError, UserError)
+"""What arithmetic raises on input that should not have been sent."""
 
 
 class Executor(Protocol):
@@ -88,6 +91,9 @@ class SimExecutor:
         self._closed = True
 
 
+_Task = tuple[int, tuple[int, ...], int, Callable[[], Any], Done, Failed | None]
+
+
 class Worker:
     """Hands the executor one task after another: the most urgent kind, then ``order``, then first come.
 
@@ -98,7 +104,7 @@ class Worker:
         self._executor = executor
         self._clock = clock
         self._failed = failed
-        self._heap: list[tuple[int, tuple[int, ...], int, Callable[[], Any], Done]] = []
+        self._heap: list[_Task] = []
         self._sequence = 0
         self._busy = False
         self._closed = False
@@ -106,10 +112,21 @@ class Worker:
         self.busy_s: dict[TaskKind, float] = dict.fromkeys(TaskKind, 0.0)
         self.progress = 0
 
-    def submit(self, kind: TaskKind, order: tuple[int, ...], work: Callable[[], Any], done: Done) -> None:
-        """Queue ``work``; ``done(result)`` follows on the loop, an exception goes to ``failed``."""
+    def submit(
+        self,
+        kind: TaskKind,
+        order: tuple[int, ...],
+        work: Callable[[], Any],
+        done: Done,
+        refused: Failed | None = None,
+    ) -> None:
+        """Queue ``work``; ``done(result)`` follows on the loop.
+
+        What the input of others caused (NaN, a wrong state: ``UNUSABLE``) goes to ``refused`` where that is
+        given; any other exception is our own failure and goes to the worker's ``failed``.
+        """
         self._sequence += 1
-        heapq.heappush(self._heap, (int(kind), order, self._sequence, work, done))
+        heapq.heappush(self._heap, (int(kind), order, self._sequence, work, done, refused))
         self._next()
 
     def median_s(self, kind: TaskKind) -> float | None:
@@ -127,8 +144,14 @@ class Worker:
         if self._busy or self._closed or not self._heap:
             return
         self._busy = True
-        kind, _, _, work, done = heapq.heappop(self._heap)
+        kind, _, _, work, done, refused = heapq.heappop(self._heap)
         started = self._clock.now()
+
+        def failed(error: Exception) -> None:
+            if refused is not None and isinstance(error, UNUSABLE):
+                refused(error)
+            else:
+                self._failed(error)
 
         def finished(callback: Callable[[Any], None]) -> Callable[[Any], None]:
             def call(result: Any) -> None:
@@ -146,4 +169,4 @@ class Worker:
 
             return call
 
-        self._executor.run(TaskKind(kind), work, finished(done), finished(self._failed))
+        self._executor.run(TaskKind(kind), work, finished(done), finished(failed))

@@ -69,7 +69,13 @@ class FakeBackend:
         return TensorSpec(dtype="int64", shape=(len(np.array_split(self.sum, parts)[part]),))
 
     def combine(self, contributions: list[Any], tokens: int) -> Any:
+        if not all(self.usable(values) for values in contributions):
+            raise ValueError("a negative count")
         return np.sum(contributions, axis=0)
+
+    @staticmethod
+    def usable(values: Any) -> bool:
+        return bool((values >= 0).all())
 
     def set_average(self, part: int, parts: int, values: Any) -> None:
         np.array_split(self.average, parts)[part][:] = values
