@@ -68,11 +68,10 @@ class Directory:
         host: P2PHost,
         identity: Identity,
         run_id: str,
-        *,
         clock: Clock,
-        initial_peers: Sequence[str] = (),
-        client_only: bool = False,
-        wall: Callable[[], float] = get_dht_time,
+        initial_peers: Sequence[str],
+        client_only: bool,
+        wall: Callable[[], float],
     ) -> None:
         self.run_id = run_id
         self.refused: Counter[str] = Counter()
@@ -111,15 +110,7 @@ class Directory:
         ``client_only`` reads and stores, but serves nobody. ``wall`` is Unix time, for expirations alone.
         Raises ``DirectoryError`` when none of ``initial_peers`` answers, or when their clocks differ.
         """
-        directory = cls(
-            host,
-            identity,
-            run_id,
-            clock=clock,
-            initial_peers=initial_peers,
-            client_only=client_only,
-            wall=wall,
-        )
+        directory = cls(host, identity, run_id, clock, initial_peers, client_only, wall)
         await directory._make_node()
         try:
             await directory._join()
