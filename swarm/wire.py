@@ -116,6 +116,12 @@ def _check_shape(frame: Preamble) -> None:
         raise WireError(f"a {frame.kind.name} frame has no payload")
 
 
+def bye_frame(reason: str) -> bytes:
+    """The last frame of a link."""
+    header = reason[:200].encode()
+    return Preamble(FrameKind.BYE, len(header)).pack() + header
+
+
 def part_bounds(total_bytes: int, part: int, parts: int) -> tuple[int, int]:
     """Start and end of a part in a tensor's bytes: equal parts of whole 4 KiB pages, the last one shorter."""
     size = -(-total_bytes // parts)
@@ -254,3 +260,20 @@ def empty_tensor(spec: TensorSpec) -> tuple[torch.Tensor, memoryview]:
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         raise WireError(f"cannot allocate a tensor of shape {spec.shape}") from error
     return tensor, tensor_bytes(tensor)
+
+
+def encode(
+    message: Message, tensor: torch.Tensor | None, max_header_bytes: int, max_frame_bytes: int
+) -> tuple[bytes, memoryview | None]:
+    """Header and tensor bytes of a message. Raises ``WireError`` if no receiver could accept them."""
+    header = encode_header(message, max_header_bytes)
+    if (tensor is None) != (message.tensor is None):
+        raise WireError(f"{message.kind}: a tensor without its spec, or a spec without its tensor")
+    if tensor is None:
+        return header, None
+    if spec_of(tensor) != message.tensor:
+        raise WireError(f"{message.kind}: the tensor is not {message.tensor}")
+    payload = tensor_bytes(tensor)
+    if len(payload) > max_frame_bytes:
+        raise WireError(f"{message.kind}: a tensor of {len(payload)} bytes; {max_frame_bytes} are allowed")
+    return header, payload

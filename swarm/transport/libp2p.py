@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 PROTOCOL = f"/skipswarm/{wire.PROTOCOL_VERSION}"
 _MAX_ADDRESSES = 16
 _TICK_S = 1.0
+_GONE_S = 2.0
 
 
 class Libp2pTransport:
@@ -88,7 +89,8 @@ class Libp2pTransport:
     def send(self, to: PeerId, message: Message, tensor: torch.Tensor | None = None) -> None:
         """See ``Transport.send``. Raises ``WireError`` for a message that no peer could accept: too large, or
         a tensor that is not what ``message.tensor`` says."""
-        header, payload = self._encoded(message, tensor)
+        limits = self._limits
+        header, payload = wire.encode(message, tensor, limits.max_header_bytes, limits.max_frame_bytes)
         if self._closed:
             return
         if to == self.peer_id:
@@ -142,7 +144,7 @@ class Libp2pTransport:
         self.arrivals.clear()
         await asyncio.gather(*dials, return_exceptions=True)
         try:
-            await self._host.p2p.remove_binary_stream_handler(PROTOCOL)
+            await asyncio.wait_for(self._host.p2p.remove_binary_stream_handler(PROTOCOL), _GONE_S)
         except (P2PDaemonError, OSError, asyncio.IncompleteReadError, KeyError):
             logger.debug("p2pd was gone before the transport", exc_info=True)
 
@@ -320,19 +322,6 @@ class Libp2pTransport:
             link.set_up(hello.session)
 
     # Housekeeping
-
-    def _encoded(self, message: Message, tensor: torch.Tensor | None) -> tuple[bytes, memoryview | None]:
-        if (tensor is None) != (message.tensor is None):
-            raise WireError(f"{message.kind}: a tensor without its spec, or a spec without its tensor")
-        header = wire.encode_header(message, self._limits.max_header_bytes)
-        if tensor is None:
-            return header, None
-        if wire.spec_of(tensor) != message.tensor:
-            raise WireError(f"{message.kind}: the tensor is not {message.tensor}")
-        payload = wire.tensor_bytes(tensor)
-        if len(payload) > self._limits.max_frame_bytes:
-            raise WireError(f"{message.kind}: a tensor of {len(payload)} bytes is over the limit")
-        return header, payload
 
     def _peer(self, name: PeerId) -> Neighbour:
         peer = self._peers.get(name)

@@ -1,0 +1,1 @@
+"""Benchmarks: each takes ``--quick`` and ``--json FILE``; see ``report.py``."""
