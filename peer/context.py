@@ -161,6 +161,7 @@ class Context:
     active: bool = False
     """A member that takes work; false while joining."""
     leaving: bool = False
+    """This peer finishes ``step`` and takes nothing of a later one."""
     ledger: Ledger = field(default_factory=lambda: Ledger(0))
     liveness: Liveness = None  # type: ignore[assignment]
     routes: Routes = None  # type: ignore[assignment]

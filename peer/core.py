@@ -118,6 +118,7 @@ class Core:
             config=options.gossip,
         )
         self.finished = False
+        self.left = False
         self.loss_of_last_step: float | None = None
         self.validation_loss: float | None = None
         self.tokens_total = 0
@@ -168,6 +169,9 @@ class Core:
             context.events.emit("finished", step=step)
             self._on_finished()
             return
+        if context.leaving:
+            self.leave()
+            return
         self.agreement.begin()
         self.planner.review()
         self.donor.on_step()
@@ -188,9 +192,19 @@ class Core:
         others = {member.peer for member in self.context.members} - {self.context.me}
         return all((self.liveness.step_of(peer) or 0) >= last for peer in others if self.liveness.alive(peer))
 
+    def drain(self) -> None:
+        """Finish the step, take nothing of the next, then ``leave``."""
+        self.context.leaving = True
+        self.planner.tell()
+        if not self.context.active:
+            self.leave()
+
     def leave(self) -> None:
         """Say goodbye: what is held for us goes elsewhere at once."""
-        self.context.leaving = True
+        if self.left:
+            return
+        self.left = True
+        self.context.leaving, self.context.running, self.context.active = True, False, False
         goodbye = m.Goodbye(incarnation=self.context.incarnation)
         for peer in self.liveness.linked():
             self.context.transport.send(peer, goodbye)

@@ -368,9 +368,8 @@ class Daemon:
             self._report(f"the run is finished: {context.step} steps")
         elif context.active:
             self._report("leaving at the end of this step; Ctrl-C again leaves now")
-            context.leaving = True
-            step = context.step
-            await self._until(lambda: context.step > step or not context.active, DRAIN_S)
+            core.drain()
+            await self._until(lambda: core.left, DRAIN_S)
         core.leave()
         try:
             await directory.announce(

@@ -139,7 +139,7 @@ class Router:
         elif message.key in self.held:
             self._reply(sender, Accept, message)
             self._meet_again(self.held[message.key], message, inputs)
-        elif context.leaving:
+        elif context.leaving and message.step > context.step:
             self._refuse(sender, message, "leaving")
         elif self.occupied() >= context.rules.memory_slots:
             self._refuse(sender, message, "busy")
