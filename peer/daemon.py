@@ -35,8 +35,14 @@ from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.link import Limits
 from swarm.transport.p2phost import P2PHost
 
-ANNOUNCE_S = 2.0
-"""Between two records of our own in the directory."""
+LOOK_S = 1.0
+"""Between two looks at whether there is anything to tell or to ask."""
+ANNOUNCE_S = 5.0
+"""Between two records of our own in the directory: a store costs several processes some milliseconds."""
+LEARN_S = 30.0
+"""Between two readings of where everybody may be dialled, while every member is linked."""
+REPORT_S = 2.0
+"""Between two lines for the volunteer, and over which tokens/s are taken."""
 DRAIN_S = 20.0
 """A leaving peer waits no longer than this for the step that it takes part in."""
 LINGER_S = 15.0
@@ -118,6 +124,8 @@ class Daemon:
         self._speed = (clock.now(), 0)
         self._tokens_per_s = 0.0
         self._digest = ""
+        self._usage: Usage | None = None
+        self._p2pd_pid = 0
         self.core: Core | None = None
 
     async def run(self) -> int:
@@ -131,6 +139,7 @@ class Daemon:
             clock=self._clock,
         )
         try:
+            self._p2pd_pid = host.pid
             self._addresses = await host.addresses()
             self._report(f"peer {self._identity.peer_id} listens on {', '.join(self._addresses)}")
             directory = await Directory.start(
@@ -173,13 +182,12 @@ class Daemon:
         )
         core = self._assemble(manifest, place, transport)
         self.core = core
-        usage = Usage() if self._options.usage is not None else None
         try:
             await transport.open()
             await self._live(core, place, directory, transport, manifest)
         finally:
-            if usage is not None and self._options.usage is not None:
-                self._options.usage.write_text(json.dumps(usage.stop(host.pid)))
+            if self._usage is not None and self._options.usage is not None:
+                self._options.usage.write_text(json.dumps(self._usage.stop()))
             core.close()
             await transport.close()
 
@@ -228,13 +236,20 @@ class Daemon:
         else:
             contacts = {p.peer for p in await directory.peers() if p.state == "active"}
             core.join(contacts - {self._identity.peer_id})
+        await self._publish(core, directory, manifest)
+        published_s = learned_s = self._clock.now()
         while not self._stop.is_set() and not self._finished.is_set():
-            await self._publish(core, directory, manifest)
-            await self._learn(directory, transport)
             try:
-                await self._pause_or_finish(ANNOUNCE_S)
+                await self._pause_or_finish(LOOK_S)
             except Stopped:
                 break
+            now = self._clock.now()
+            if now - published_s >= ANNOUNCE_S:
+                published_s = now
+                await self._publish(core, directory, manifest)
+            if now - learned_s >= (LEARN_S if core.all_linked() else ANNOUNCE_S):
+                learned_s = now
+                await self._learn(directory, transport)
         if self._failure is None:
             await self._leave(core, directory, manifest)
 
@@ -312,8 +327,10 @@ class Daemon:
         core = self.core
         assert core is not None
         context = core.context
+        if self._options.usage is not None and self._usage is None:
+            self._usage = Usage(self._p2pd_pid)  # from here on: starting up is another figure
         now, since = self._clock.now(), self._speed[0]
-        if now - since >= ANNOUNCE_S:
+        if now - since >= REPORT_S:
             self._tokens_per_s = (core.tokens_total - self._speed[1]) / (now - since)
             self._speed = (now, core.tokens_total)
             loss = "" if core.loss_of_last_step is None else f", loss {core.loss_of_last_step:.3f}"

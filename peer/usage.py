@@ -7,7 +7,6 @@ CPU seconds of whole threads and processes are the kernel's; how the loop's thre
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import threading
 import time
@@ -50,10 +49,25 @@ def process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def memory_mib(pid: int) -> dict[str, float]:
+    """Resident memory of a process, and what of it is its own (not shared with the one that forked it)."""
+    sizes: Counter[str] = Counter()
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            key, value, *_ = line.split()
+            sizes[key.rstrip(":")] += int(value)
+    except OSError:
+        return {"rss_mib": 0.0, "private_mib": 0.0}
+    private = sizes["Private_Clean"] + sizes["Private_Dirty"]
+    return {"rss_mib": sizes["Rss"] / 1024, "private_mib": private / 1024}
+
+
 class Usage:
     """Samples the thread that made it until ``stop``."""
 
-    def __init__(self) -> None:
+    def __init__(self, p2pd_pid: int) -> None:
+        self._p2pd_pid = p2pd_pid
+        self._p2pd_start_s = process_cpu_s(p2pd_pid)
         self._loop_thread = threading.get_ident()
         self._loop_start_s = time.thread_time()
         self._process_start_s = time.process_time()
@@ -66,7 +80,7 @@ class Usage:
         while not self._stop.wait(SAMPLE_S):
             self._samples[_kind_of(sys._current_frames().get(self._loop_thread))] += 1
 
-    def stop(self, p2pd_pid: int) -> dict[str, float]:
+    def stop(self) -> dict[str, float]:
         """CPU seconds by part since the beginning; called on the sampled thread."""
         self._stop.set()
         self._thread.join()
@@ -79,7 +93,8 @@ class Usage:
             "process_s": process_s,
             "loop_s": loop_s,
             "compute_s": process_s - loop_s,
-            "p2pd_s": process_cpu_s(p2pd_pid),
-            "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "p2pd_s": process_cpu_s(self._p2pd_pid) - self._p2pd_start_s,
+            **memory_mib(os.getpid()),
+            **{f"p2pd_{key}": value for key, value in memory_mib(self._p2pd_pid).items()},
             **figures,
         }
