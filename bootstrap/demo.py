@@ -83,7 +83,7 @@ def make_run(directory: Path, options: DemoOptions) -> tuple[Manifest, Path, Pat
     if options.steps is not None:
         optimizer, data = table["optimizer"], table["data"]
         optimizer["total_steps"] = options.steps
-        optimizer["warmup_steps"] = min(optimizer["warmup_steps"], options.steps // 4)
+        optimizer["warmup_steps"] = min(optimizer["warmup_steps"], options.steps // 3)
         data["validation_every"] = min(data["validation_every"], max(1, options.steps // 4))
     manifest = Manifest.from_table(table)
     signed_path, key_path = directory / "run.signed", directory / KEY_NAME
@@ -237,13 +237,11 @@ class _Story:
             self._view.say(f"{process.name} has ended: {process.last_line()}; see {process.log}")
 
     def _kill_half_way(self) -> None:
-        """SIGKILL one peer that is no origin, while a step is under way."""
+        """SIGKILL one peer that is no origin, while microbatches of a step are on their way through it."""
         progress = self.progress
-        if not max(1, progress.total_steps // 2) <= progress.step < progress.total_steps:
+        if progress.step < max(1, progress.total_steps // 2):
             return
-        may_die = sorted(
-            peer.name for peer in progress.peers.values() if peer.stage != 0 and peer.state == "training"
-        )
+        may_die = [peer.name for peer in progress.at_work() if peer.stage != 0 and peer.state == "training"]
         if may_die:
             victim = self._rng.choice(may_die)
             self._swarm.signal(victim, signal.SIGKILL)

@@ -57,6 +57,8 @@ class PeerProgress:
     step: int = 0
     summed: int = 0
     """Microbatches that it computed and that counted."""
+    peer: str = ""
+    """Its peer id, once it has said anything."""
 
 
 @dataclass
@@ -95,6 +97,8 @@ class Progress:
     """(step, loss in nats a token), by step."""
     kill: Kill | None = None
     news: str = ""
+    _under_way: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    """Microbatches that an origin has started and not committed, by (step, index): peer ids of the path."""
     _losses: dict[int, tuple[float, int]] = field(default_factory=dict)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -103,6 +107,7 @@ class Progress:
         peer, handler = self.peers.get(name), _HANDLERS.get(str(event.get("event")))
         if peer is None:
             return
+        peer.peer = str(event.get("peer", ""))
         if peer.state == "starting":
             peer.state = "training"
         if handler is not None:
@@ -123,6 +128,11 @@ class Progress:
         peer.state = "killed"
         self.kill = Kill(name, peer.stage, self.step, at_s)
         self.news = f"killed {name} (stage {peer.stage}) with SIGKILL in step {self.step + 1}"
+
+    def at_work(self) -> list[PeerProgress]:
+        """Peers on the paths of the microbatches that are under way now, by name."""
+        busy = {peer for path in self._under_way.values() for peer in path}
+        return sorted((p for p in self.peers.values() if p.peer in busy), key=lambda peer: peer.name)
 
     @property
     def train(self) -> list[tuple[int, float]]:
@@ -164,8 +174,11 @@ class Progress:
     def _started(self, peer: PeerProgress, event: Event) -> None:
         if self.training_began_s is None or event["t"] < self.training_began_s:
             self.training_began_s = event["t"]
+        hops = [hop.partition(":")[2] for hop in event["path"]]
+        self._under_way[event["step"], event["index"]] = hops
 
     def _committed(self, peer: PeerProgress, event: Event) -> None:
+        self._under_way.pop((event["step"], event["index"]), None)
         total, count = self._losses.get(event["step"], (0.0, 0))
         self._losses[event["step"]] = (total + event["loss"], count + 1)
         if self.first_commit_s is None or event["t"] < self.first_commit_s:
@@ -185,6 +198,7 @@ class Progress:
         if event["step"] < self.step:
             return
         self.step = event["step"] + 1
+        self._under_way = {key: path for key, path in self._under_way.items() if key[0] >= self.step}
         self.tokens += event["tokens"]
         self.committed += event["committed"]
         self.last_step_s = event["t"]
