@@ -103,7 +103,7 @@ class Agreement:
         now = context.clock.now()
         if self._ready_since is None:
             self._ready_since = now
-        living = [peer for peer in self._order if context.liveness.alive(peer)]
+        living = [peer for peer in self._order if not context.liveness.gone(peer)]
         turn_s = living.index(context.me) * TAKE_OVER_S
         stalled = self._ballot is None or now - self._proposed_at > TAKE_OVER_S
         if now - self._ready_since >= turn_s and stalled:
@@ -219,7 +219,10 @@ class Agreement:
             self._decide(message.close)
 
     def on_query(self, sender: PeerId, message: StepQuery) -> None:
+        """What was decided; to one so late that this is forgotten, the newest decision."""
         close = self.closes.get(message.step)
+        if close is None and self.closes and message.step < min(self.closes):
+            close = self.closes[max(self.closes)]
         if close is not None:
             self._context.transport.send(sender, Decided(close=close))
 

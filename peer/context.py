@@ -160,6 +160,8 @@ class Context:
     """Forward and backward of ``step`` may be computed: the parameters are those of this step."""
     active: bool = False
     """A member that takes work; false while joining."""
+    lineage: str = ""
+    """Names the parameters by the averages that were applied to them (``averaging.lineage_after``)."""
     leaving: bool = False
     """This peer finishes ``step`` and takes nothing of a later one."""
     ledger: Ledger = field(default_factory=lambda: Ledger(0))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.agreement import Agreement
+from peer.agreement import REMEMBERED_CLOSES, Agreement
 from peer.averaging import Averaging
 from peer.context import Backend, Batches, Context, StepRules
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC, CommitsFact
@@ -90,6 +90,7 @@ class Core:
             events,
             beat=self._beat,
             on_lost=self._lost,
+            on_gone=self._gone,
             on_back=self._back,
             limits=options.liveness,
         )
@@ -140,7 +141,7 @@ class Core:
         context = self.context
         context.members = members
         self._founding = {member.peer for member in members} - {context.me}
-        self.liveness.watch(self._founding)
+        self.liveness.watch({member.peer: member.incarnation for member in members})
         self._patience = context.clock.call_later(FOUNDING_PATIENCE_S, self._begin_founded, True)
         self._begin_founded(False)
 
@@ -162,7 +163,8 @@ class Core:
         context.active = context.running = True
         self._incomplete_since = None
         self.newcomers.prune()
-        self.liveness.watch({member.peer for member in members} | self.newcomers.known())
+        waiting: dict[PeerId, int | None] = dict.fromkeys(self.newcomers.known())
+        self.liveness.watch(waiting | {m.peer: m.incarnation for m in members})
         if step >= context.rules.total_steps:
             context.running = False
             self.finished = True
@@ -184,7 +186,12 @@ class Core:
         self.context.active = self.context.running = False
         self.joiner = Joiner(self.context, on_ready=self._admitted)
         self.joiner.begin(contacts)
-        self.liveness.watch(contacts)
+        self.liveness.watch(dict.fromkeys(contacts))
+
+    def all_linked(self) -> bool:
+        """Is there a link to every member?"""
+        others = {member.peer for member in self.context.members} - {self.context.me}
+        return others <= set(self.liveness.linked())
 
     def others_finished(self) -> bool:
         """Every living member has taken the last step too, so nobody may ask us for it any more."""
@@ -316,29 +323,41 @@ class Core:
         self.liveness.forget(sender)
 
     def _late(self, sender: PeerId) -> None:
-        """Somebody is further than we are: ask what was decided."""
-        if not self.agreement.decided or not self.context.active:
-            self.context.transport.send(sender, m.StepQuery(step=self.context.step))
+        """Somebody is further than we are: ask what was decided, and while we average, whether the others
+        still count on us."""
+        averaging = self.context.active and self.agreement.decided
+        self.context.transport.send(sender, m.StepQuery(step=self.context.step + averaging))
 
     def _lost(self, peer: PeerId, reason: str) -> None:
         """The one place where a peer leaves all routes, in the call that records its failure."""
+        context = self.context
         self.router.on_lost(peer)
-        self.averaging.on_lost(peer)
         if self.joiner is not None:
             self.joiner.on_lost(peer)
         self.newcomers.forget(peer)
-        if self.context.active and self.context.running:
-            if peer in self.context.origins_of_step:
+        if context.active and context.running and any(member.peer == peer for member in context.members):
+            self.planner.review()
+
+    def _gone(self, peer: PeerId) -> None:
+        """The loss is certain: what waited for the peer goes on without it."""
+        context = self.context
+        self.averaging.on_gone(peer)
+        if context.active and context.running:
+            if peer in context.origins_of_step:
                 self._bear_witness(peer)
-                if self.context.stage == 0:
+                if context.stage == 0:
                     self.origin.take_over()
-            if any(member.peer == peer for member in self.context.members):
-                self.planner.review()
             self.agreement.consider()
 
     def _back(self, peer: PeerId) -> None:
+        """It answers again: what was on its way when the link broke is sent once more."""
+        self._begin_founded(False)
+        self.router.on_back(peer)
+        self.origin.on_back(peer)
+        self.averaging.on_back(peer)
         if self.context.active and any(member.peer == peer for member in self.context.members):
             self.planner.review()
+            self.agreement.consider()
 
     def _strike(self, peer: PeerId, reason: str) -> None:
         self.strikes[peer] = self.strikes.get(peer, 0) + 1
@@ -379,33 +398,40 @@ class Core:
         context = self.context
         if not context.running:
             return None
-        done = self._facts_of_step(DONE_TOPIC)
-        if any(context.liveness.alive(o) and o not in done for o in context.origins_of_step):
+        origins, peers = set(context.origins_of_step), {member.peer for member in context.members}
+        done = {o: fact for o, fact in self._facts_of_step(DONE_TOPIC).items() if o in origins}
+        if any(not context.liveness.gone(o) and o not in done for o in context.origins_of_step):
             return None
         counted = [*context.ledger.commits.values()]
         counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
-        witnessed = self._facts_of_step(WITNESS_TOPIC)
+        witnessed = {w: fact for w, fact in self._facts_of_step(WITNESS_TOPIC).items() if w in peers}
         counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
-        commits = settle(c for c in counted if c.index < context.microbatches)
+        commits = settle(c for c in counted if c.index < context.microbatches and c.origin in origins)
         if len(commits) < context.microbatches:
             now = context.clock.now()
             self._incomplete_since = self._incomplete_since or now
             if now - self._incomplete_since < INCOMPLETE_CLOSE_S:
                 return None
-        members = tuple(
-            member
-            for member in context.members
-            if member.peer == context.me or context.liveness.alive(member.peer)
-        )
+        members = tuple(member for member in context.members if not context.liveness.gone(member.peer))
+        if not all(context.liveness.alive(member.peer) for member in members):
+            return None  # lost a moment ago: back, or gone, a moment from now
         return m.StepClose(
             step=context.step, counted=tuple(commits.values()), members=self.newcomers.admit(members)
         )
 
     def _decided_message(self, sender: PeerId, message: m.Decided) -> None:
-        if not any(member.peer == sender for member in self.context.members) and self.context.active:
+        context, close = self.context, message.close
+        if self.joiner is not None:
+            if sender in self.joiner.contacts:
+                self.joiner.on_decided(close)
+            else:
+                self._strike(sender, "a decision from a peer that is no member")
+        elif not any(member.peer == sender for member in context.members):
             self._strike(sender, "a decision from a peer that is no member")
-        elif self.joiner is not None:
-            self.joiner.on_decided(message.close)
+        elif close.step > context.step and context.active:
+            member = any((o.peer, o.incarnation) == (context.me, context.incarnation) for o in close.members)
+            if not member or close.step >= context.step + REMEMBERED_CLOSES:
+                self._fall_out(f"the others have closed step {close.step} without this peer")
         else:
             self.agreement.on_decided(sender, message)
 
@@ -434,15 +460,17 @@ class Core:
     def _summed(self) -> None:
         context, close = self.context, self.context.ledger.close
         assert close is not None
-        before = set(context.replicas(context.stage))
-        after = [member for member in close.members if member.stage == context.stage]
-        group = sorted(member.peer for member in after if member.peer in before)
-        learners = {member.peer for member in context.members if member.learning}
-        listeners = tuple(sorted(member.peer for member in after if member.peer in learners))
+        before = {(member.peer, member.incarnation): member for member in context.members}
+        group: list[PeerId] = []
+        listeners: list[PeerId] = []
+        for member in close.members:
+            known = before.get((member.peer, member.incarnation))
+            if member.stage == context.stage and known is not None:
+                (listeners if known.learning else group).append(member.peer)
         context.events.emit(
             "summed", step=close.step, order=[[c.index, c.attempt] for c in context.ledger.summed]
         )
-        self.averaging.begin(close, tuple(group), listeners)
+        self.averaging.begin(close, tuple(sorted(group)), tuple(sorted(listeners)))
 
     def _averaged(self) -> None:
         step = self.context.step
@@ -511,6 +539,7 @@ class Core:
         goodbye = m.Goodbye(incarnation=context.incarnation)
         for peer in self.liveness.linked():
             context.transport.send(peer, goodbye)  # nobody must wait for us in the averaging
+        self.averaging.stop()
         self.router.forget(context.step + 1)
         context.incarnation += 1
         self.join({member.peer for member in members} - {context.me})

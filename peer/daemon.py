@@ -45,6 +45,9 @@ REPORT_S = 2.0
 """Between two lines for the volunteer, and over which tokens/s are taken."""
 DRAIN_S = 20.0
 """A leaving peer waits no longer than this for the step that it takes part in."""
+REENTRIES = 1024
+"""Incarnations that one life of the daemon may use: one for each time that it falls out and joins anew. The
+next life begins above them, so that it is never taken for a life that had promised something."""
 LINGER_S = 15.0
 """A finished peer answers the others no longer than this."""
 
@@ -86,7 +89,7 @@ def step_rules(manifest: Manifest) -> StepRules:
 
 
 def load_identity(path: Path) -> tuple[Identity, int]:
-    """The key at ``path``, made if absent, and the incarnation of this life: one more than the last."""
+    """The key at ``path``, made if absent, and the incarnation that this life begins with."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         identity = Identity.load(path)
@@ -99,7 +102,7 @@ def load_identity(path: Path) -> tuple[Identity, int]:
     except (OSError, ValueError):
         last = 0
     counter.write_text(f"{last + 1}\n")
-    return identity, last + 1
+    return identity, (last + 1) * REENTRIES
 
 
 class Daemon:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from peer.averaging import lineage_after
 from peer.context import Context
 from peer.worker import TaskKind
 from swarm.messages import (
@@ -65,7 +66,7 @@ class Newcomers:
         """``members`` with newcomers that live as learners, and learners that are ready as full members."""
         admitted = {member.peer: member for member in members}
         for peer, request in self._requests.items():
-            if not self._context.liveness.alive(peer):
+            if not self._context.liveness.reachable(peer):
                 continue
             known = admitted.get(peer)
             same = known is not None and (known.stage, known.incarnation) == (
@@ -89,6 +90,7 @@ class Image:
     step: int
     data: bytes
     digest: str
+    lineage: str
 
 
 class Donor:
@@ -123,10 +125,11 @@ class Donor:
 
     def _make(self, step: int) -> None:
         self._making = step
+        lineage = self._context.lineage
 
         def work() -> Image:
             data = self._context.backend.state_image()
-            return Image(step, data, hashlib.sha256(data).hexdigest())
+            return Image(step, data, hashlib.sha256(data).hexdigest(), lineage)
 
         def done(image: Image) -> None:
             self._image, self._making = image, -1
@@ -145,6 +148,7 @@ class Donor:
             offset=request.offset,
             total=len(image.data),
             digest=image.digest,
+            lineage=image.lineage,
             tensor=TensorSpec(dtype="uint8", shape=(len(data),)),
         )
         self._context.transport.send(to, chunk, self._context.backend.from_bytes(data))
@@ -161,6 +165,7 @@ class Download:
     step: int
     donor: PeerId
     digest: str = ""
+    lineage: str = ""
     data: bytearray | None = None
     next_offset: int = 0
     received: int = 0
@@ -172,21 +177,22 @@ class Joiner:
     def __init__(self, context: Context, *, on_ready: Callable[[int, tuple[Member, ...]], None]) -> None:
         self._context = context
         self._on_ready = on_ready
-        self._contacts: set[PeerId] = set()
+        self.contacts: set[PeerId] = set()
+        """Members, whose word on decisions is taken."""
         self._closes: dict[int, StepClose] = {}
         self._download: Download | None = None
         self._state_step: int | None = None
         """The step whose parameters the backend holds."""
         self._averages: dict[int, dict[str, dict[int, Any]]] = {}
-        self._done: dict[int, str] = {}
-        """step -> roster of the average that its group agreed on."""
+        self._done: dict[int, AverageDone] = {}
+        """step -> the word of its group's leader."""
         self._applying = False
         self._tried: set[PeerId] = set()
         self._closed = False
         self._largest_image = context.backend.image_bytes()
 
     def begin(self, contacts: set[PeerId]) -> None:
-        self._contacts = set(contacts)
+        self.contacts = set(contacts)
         self._ask()
 
     def close(self) -> None:
@@ -203,13 +209,13 @@ class Joiner:
         context = self._context
         context.clock.call_later(ASK_AGAIN_S, self._ask)
         request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=self.ready)
-        for peer in sorted(self._contacts):
+        for peer in sorted(self.contacts):
             if context.liveness.alive(peer):
                 context.transport.send(peer, request)
         self._fetch()
 
     def on_link_up(self, peer: PeerId) -> None:
-        if peer in self._contacts:
+        if peer in self.contacts:
             context = self._context
             request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=self.ready)
             context.transport.send(peer, request)
@@ -218,8 +224,8 @@ class Joiner:
         """A step was closed: we are not in it, a learner of the next, or a member of the next."""
         context = self._context
         mine = next((member for member in close.members if member.peer == context.me), None)
-        self._contacts = {member.peer for member in close.members} - {context.me}
-        context.liveness.watch(self._contacts)
+        self.contacts = {member.peer for member in close.members} - {context.me}
+        context.liveness.watch({m.peer: m.incarnation for m in close.members})
         context.members = close.members
         context.step = max(context.step, close.step + 1)
         if mine is None or (mine.stage, mine.incarnation) != (context.stage, context.incarnation):
@@ -279,7 +285,8 @@ class Joiner:
         if download is None or sender != download.donor or message.step != download.step:
             return
         if download.data is None:
-            download.data, download.digest = bytearray(message.total), message.digest
+            download.data = bytearray(message.total)
+            download.digest, download.lineage = message.digest, message.lineage
         if message.offset != download.received or message.total != len(download.data):
             return
         values = self._context.backend.to_bytes(chunk)
@@ -301,6 +308,7 @@ class Joiner:
         def done(digest: str) -> None:
             self._context.events.emit("loaded", step=download.step, digest=digest, bytes=len(image))
             self._state_step = download.step
+            self._context.lineage = download.lineage
             self._catch_up()
 
         def refused(error: Exception) -> None:
@@ -332,12 +340,12 @@ class Joiner:
             rounds = self._averages.setdefault(message.step, {})
             rounds.setdefault(message.roster, {})[message.part] = (message.parts, tensor)
         elif isinstance(message, AverageDone):
-            self._done[message.step] = message.roster
+            self._done[message.step] = message
         self._catch_up()
 
     def _whole(self, step: int) -> list[Any] | None:
-        roster = self._done.get(step, "")
-        parts = self._averages.get(step, {}).get(roster, {})
+        word = self._done.get(step)
+        parts = self._averages.get(step, {}).get(word.roster, {}) if word is not None else {}
         if not parts or len(parts) < next(iter(parts.values()))[0]:
             return None
         return [parts[part][1] for part in sorted(parts)]
@@ -367,28 +375,36 @@ class Joiner:
     def _say_ready(self) -> None:
         context = self._context
         request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=True)
-        for peer in sorted(self._contacts):
+        for peer in sorted(self.contacts):
             if context.liveness.alive(peer):
                 context.transport.send(peer, request)
 
     def _apply(self, step: int, parts: list[Any]) -> None:
         self._applying = True
-        backend = self._context.backend
+        context, backend = self._context, self._context.backend
+        word = self._done[step]
 
         def work() -> tuple[str, dict[str, float]]:
             for number, values in enumerate(parts):
                 backend.set_average(number, len(parts), values)
+            if backend.average_digest() != word.digest:
+                raise ValueError("the parts do not hash to the average's digest")
             return backend.update()
 
         def done(result: tuple[str, dict[str, float]]) -> None:
             self._applying = False
             self._state_step = step + 1
+            context.lineage = lineage_after(context.lineage, word.digest)
             self._averages.pop(step, None)
             self._done.pop(step, None)
-            self._context.events.emit("followed", step=step, digest=result[0])
+            context.events.emit("followed", step=step, digest=result[0])
             self._catch_up()
 
-        self._context.worker.submit(TaskKind.SYNC, (step,), work, done)
+        def refused(error: Exception) -> None:
+            self._applying = False
+            self._start_over(step)
+
+        context.worker.submit(TaskKind.SYNC, (step,), work, done, refused)
 
     def _start_over(self, step: int) -> None:
         """An average was missed: the state of a newer step is needed."""

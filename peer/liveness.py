@@ -1,18 +1,21 @@
 """Who is alive: heartbeats on every link, and lost links at once.
 
 A peer is *lost* from the moment its link breaks or its heartbeats stay away, and back when it answers again;
-being lost takes it out of all routes, and out of the membership only at the next close. The silence that is
-borne adapts to the intervals that were measured (median plus deviations; docs/timeouts.md).
+being lost takes it out of all routes at once. It is *gone* when that is confirmed: nobody answers a new dial,
+or it stays away for ``grace_s``; only then do the averaging, the membership and an origin's samples go on
+without it, so that a connection which breaks and is made again costs a reroute and no more. A peer that comes
+back in another life (incarnation) than the one that is watched stays lost. The silence that is borne adapts
+to the intervals that were measured (median plus deviations; docs/timeouts.md).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.clock import Clock
+from swarm.clock import Clock, Timer
 from swarm.events import EventLog
 from swarm.messages import Heartbeat
 from swarm.transport.base import PeerId, Transport
@@ -30,6 +33,8 @@ class LivenessLimits:
     """Silence borne beyond the median interval, in median absolute deviations."""
     max_silence_s: float = 20.0
     """Silence that is never borne."""
+    grace_s: float = 1.0
+    """A peer whose link broke is gone after this, or as soon as a dial finds nobody."""
     redial_s: float = 0.2
     """Before the first new dial of a lost member; doubles up to ``max_redial_s``."""
     max_redial_s: float = 5.0
@@ -41,7 +46,14 @@ class Neighbour:
 
     peer: PeerId
     up: bool = False
+    silent: bool = False
     lost: bool = False
+    """Not alive, as far as others were told."""
+    gone: bool = False
+    """Lost, and that is confirmed."""
+    incarnation: int | None = None
+    """Of the last heartbeat on the link that is up; None before the first."""
+    confirm: Timer | None = None
     last_heard_s: float = 0.0
     heartbeat: Heartbeat | None = None
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
@@ -53,7 +65,8 @@ class Neighbour:
 
 
 class Liveness:
-    """Watches the peers it is told to ``watch``; calls ``on_lost`` and ``on_back`` once for each change."""
+    """Watches the peers it is told to ``watch``; calls ``on_lost``, then perhaps ``on_gone``, and ``on_back``
+    once for each change."""
 
     def __init__(
         self,
@@ -63,6 +76,7 @@ class Liveness:
         *,
         beat: Callable[[], Heartbeat],
         on_lost: Callable[[PeerId, str], None],
+        on_gone: Callable[[PeerId], None],
         on_back: Callable[[PeerId], None],
         limits: LivenessLimits | None = None,
     ) -> None:
@@ -71,26 +85,35 @@ class Liveness:
         self._events = events
         self._beat = beat
         self._on_lost = on_lost
+        self._on_gone = on_gone
         self._on_back = on_back
         self.limits = limits or LivenessLimits()
         self._neighbours: dict[PeerId, Neighbour] = {}
-        self._watched: set[PeerId] = set()
+        self._watched: dict[PeerId, int | None] = {}
         self._left: set[PeerId] = set()
         """Said goodbye, and have not linked to us again."""
         self._sequence = 0
         self._closed = False
         self._timer = clock.call_later(self.limits.interval_s, self._tick)
 
-    def watch(self, peers: set[PeerId]) -> None:
-        """Keep links to exactly these peers; others that link to us are answered, not dialled."""
-        self._watched = peers - {self._transport.peer_id} - self._left
+    def watch(self, peers: Mapping[PeerId, int | None]) -> None:
+        """Keep links to exactly these peers; others that link to us are answered, not dialled.
+
+        The value is the life (incarnation) that the peer must be in to count as alive; None for any.
+        """
+        self._watched = {
+            peer: life
+            for peer, life in peers.items()
+            if peer != self._transport.peer_id and peer not in self._left
+        }
         for peer in sorted(self._watched):
             neighbour = self._neighbour(peer)
             if not neighbour.up and not neighbour.lost:
                 self._transport.connect(peer)
-        for peer in set(self._neighbours) - self._watched:
+            self._check(neighbour)
+        for peer in set(self._neighbours) - set(self._watched):
             if not self._neighbours[peer].up:
-                del self._neighbours[peer]
+                self._settle(self._neighbours.pop(peer))
 
     def alive(self, peer: PeerId) -> bool:
         """Not known to be lost. A watched peer that was not reached yet counts as alive."""
@@ -100,6 +123,16 @@ class Liveness:
             return False
         neighbour = self._neighbours.get(peer)
         return neighbour is None or not neighbour.lost
+
+    def gone(self, peer: PeerId) -> bool:
+        """Lost for certain, as far as one peer can tell: work goes on without it."""
+        neighbour = self._neighbours.get(peer)
+        return peer in self._left or (neighbour is not None and neighbour.gone)
+
+    def reachable(self, peer: PeerId) -> bool:
+        """Answers, whatever life it is in."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour is not None and neighbour.up and not neighbour.silent
 
     def linked(self) -> list[PeerId]:
         """Peers with a link that is up and not lost, in a fixed order."""
@@ -118,18 +151,25 @@ class Liveness:
     def on_link_up(self, peer: PeerId) -> None:
         neighbour = self._neighbour(peer)
         neighbour.up = True
+        neighbour.silent = False
+        neighbour.incarnation = None
         neighbour.redial_s = 0.0
         self._left.discard(peer)
         neighbour.last_heard_s = self._clock.now()
         neighbour.intervals_s.clear()
         neighbour.heard_beat_s = None
         self._send_beat(neighbour)
-        self._recover(neighbour)
 
     def on_link_lost(self, peer: PeerId, reason: str) -> None:
+        """The link broke, or a dial failed: the first makes a peer lost, the second makes it gone."""
         neighbour = self._neighbour(peer)
-        neighbour.up = False
+        was_up, neighbour.up = neighbour.up, False
+        neighbour.incarnation = None
         self._lose(neighbour, reason)
+        if not was_up:
+            self._confirm(neighbour)
+        elif not neighbour.gone and neighbour.confirm is None:
+            neighbour.confirm = self._clock.call_later(self.limits.grace_s, self._confirm, neighbour)
         self._redial(neighbour)
 
     def on_heard(self, peer: PeerId) -> None:
@@ -137,8 +177,8 @@ class Liveness:
         neighbour = self._neighbours.get(peer)
         if neighbour is not None:
             neighbour.last_heard_s = self._clock.now()
-            if neighbour.lost and neighbour.up:
-                self._recover(neighbour)
+            neighbour.silent = False
+            self._check(neighbour)
 
     def on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
         neighbour = self._neighbour(peer)
@@ -146,6 +186,7 @@ class Liveness:
         if neighbour.heard_beat_s is not None:
             neighbour.intervals_s.append(now - neighbour.heard_beat_s)
         neighbour.heartbeat = heartbeat
+        neighbour.incarnation = heartbeat.incarnation
         neighbour.heard_beat_s = now
         neighbour.to_echo = True
         if heartbeat.echo_s is not None:
@@ -166,12 +207,17 @@ class Liveness:
 
     def forget(self, peer: PeerId) -> None:
         """A clean leave: the peer is gone and is not dialled again."""
-        self._watched.discard(peer)
+        self._watched.pop(peer, None)
         self._left.add(peer)
         neighbour = self._neighbours.pop(peer, None)
         self._transport.disconnect(peer)
-        if neighbour is not None and not neighbour.lost:
+        if neighbour is None:
+            return
+        self._settle(neighbour)
+        if not neighbour.lost:
             self._on_lost(peer, "left")
+        if not neighbour.gone:
+            self._on_gone(peer)
 
     def close(self) -> None:
         self._closed = True
@@ -193,8 +239,10 @@ class Liveness:
                 continue
             self._send_beat(neighbour)
             silence = now - neighbour.last_heard_s
-            if not neighbour.lost and silence > self.silence_borne_s(neighbour.peer):
+            if not neighbour.silent and silence > self.silence_borne_s(neighbour.peer):
+                neighbour.silent = True
                 self._lose(neighbour, f"silent for {silence:.1f} s")
+                self._confirm(neighbour)
 
     def _send_beat(self, neighbour: Neighbour) -> None:
         now = self._clock.now()
@@ -204,6 +252,23 @@ class Liveness:
             times |= {"echo_s": neighbour.heartbeat.sent_s, "held_s": now - neighbour.heard_beat_s}
         self._transport.send(neighbour.peer, self._beat().model_copy(update=times))
 
+    def _right_life(self, neighbour: Neighbour) -> bool:
+        expected = self._watched.get(neighbour.peer)
+        return expected is None or neighbour.incarnation == expected
+
+    def _check(self, neighbour: Neighbour) -> None:
+        """Something was heard, or another life is watched: is the peer lost, or back?"""
+        if neighbour.incarnation is None:
+            return
+        if not self._right_life(neighbour):
+            self._lose(neighbour, "has begun another life")
+            self._confirm(neighbour)
+        elif neighbour.lost and neighbour.up and not neighbour.silent:
+            neighbour.lost = neighbour.gone = False
+            self._settle(neighbour)
+            self._events.emit("back", other=neighbour.peer)
+            self._on_back(neighbour.peer)
+
     def _lose(self, neighbour: Neighbour, reason: str) -> None:
         if neighbour.lost:
             return
@@ -211,11 +276,19 @@ class Liveness:
         self._events.emit("lost", other=neighbour.peer, reason=reason)
         self._on_lost(neighbour.peer, reason)
 
-    def _recover(self, neighbour: Neighbour) -> None:
-        if neighbour.lost:
-            neighbour.lost = False
-            self._events.emit("back", other=neighbour.peer)
-            self._on_back(neighbour.peer)
+    def _confirm(self, neighbour: Neighbour) -> None:
+        self._settle(neighbour)
+        known = self._neighbours.get(neighbour.peer) is neighbour
+        if known and neighbour.lost and not neighbour.gone and not self._closed:
+            neighbour.gone = True
+            self._events.emit("gone", other=neighbour.peer)
+            self._on_gone(neighbour.peer)
+
+    @staticmethod
+    def _settle(neighbour: Neighbour) -> None:
+        if neighbour.confirm is not None:
+            neighbour.confirm.cancel()
+            neighbour.confirm = None
 
     def _redial(self, neighbour: Neighbour) -> None:
         limits = self.limits

@@ -116,7 +116,7 @@ class Origin:
         if self.begun != context.step:
             return
         order = draw_order(context.step, context.origins_of_step)
-        living = tuple(origin for origin in order if context.liveness.alive(origin))
+        living = tuple(origin for origin in order if not context.liveness.gone(origin))
         for index in range(context.microbatches):
             owner = order[index % len(order)]
             if owner in living or index in context.ledger.commits or index in self._positions:
@@ -223,7 +223,7 @@ class Origin:
     def _send_gradient(self, started: Started) -> None:
         last = started.path[-1].peer
         if not self._context.liveness.alive(last):
-            return  # the hop before it brings a replacement, which asks again
+            return  # it comes back, or the hop before it brings a replacement, which asks again
         step, index, attempt = started.held.key
         message = Backward(
             step=step,
@@ -237,6 +237,12 @@ class Origin:
             tensor=self._context.rules.activation,
         )
         self._context.transport.send(last, message, started.gradient)
+
+    def on_back(self, peer: PeerId) -> None:
+        """The gradient may have been lost on its way to a last hop."""
+        for started in self.started.values():
+            if started.gradient is not None and started.path[-1].peer == peer:
+                self._send_gradient(started)
 
     # -- the commit ----------------------------------------------------------------------------------------
 

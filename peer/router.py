@@ -67,6 +67,9 @@ class Held:
     returned: Any = None
     deferred: list[Any] = field(default_factory=list)
     refused: set[PeerId] = field(default_factory=set)
+    replaced: dict[PeerId, int] = field(default_factory=dict)
+    """Next hops that were lost, and the version under which they may still hold the microbatch."""
+    given_up: str | None = None
     retry: Timer | None = None
     summing: bool = False
     loss_inputs: tuple[Any, Any] | None = None
@@ -150,8 +153,12 @@ class Router:
             self._compute_forward(held)
 
     def occupied(self) -> int:
-        """Microbatches between their forward and their backward here: what memory slots count."""
-        return sum(held.phase is not Phase.RETURNED for held in self.held.values())
+        """Microbatches between their forward and their backward here: what memory slots count.
+
+        Those of an origin that is gone wait for nothing any more; they are kept until the step's close.
+        """
+        gone = self._context.liveness.gone
+        return sum(held.phase is not Phase.RETURNED and not gone(held.origin) for held in self.held.values())
 
     def _meet_again(self, held: Held, message: Forward, inputs: Any) -> None:
         """A rerouting before us brings a microbatch that we already hold."""
@@ -246,6 +253,8 @@ class Router:
             self._ask_again(held)
             return
         before, after = held.path[:place], held.path[place + 1 :]
+        if not context.liveness.alive(lost.peer):
+            held.replaced[lost.peer] = lost.version
         if peer is not None:
             held.path = (*before, Hop(stage=lost.stage, peer=peer, version=lost.version + 1), *after)
         else:
@@ -293,6 +302,7 @@ class Router:
             held.retry = self._context.clock.call_later(BUSY_RETRY_S, ask)
 
     def _give_up(self, held: Held, reason: str) -> None:
+        held.given_up = reason
         step, index, attempt = held.key
         restart = Restart(step=step, index=index, attempt=attempt, reason=reason)
         self._context.transport.send(held.origin, restart)
@@ -314,6 +324,24 @@ class Router:
         for held in list(self.held.values()):
             if held.phase is Phase.FORWARDED and held.next_hop == peer and held.hop + 1 < len(held.path):
                 self._reroute(held)
+
+    def on_back(self, peer: PeerId) -> None:
+        """A lost peer answers again. What was under way between us may have been lost with the link, on one
+        side only: the receiver takes what it misses and passes over the rest."""
+        for held in list(self.held.values()):
+            version = held.replaced.pop(peer, None)
+            if version is not None and held.next_hop != peer:
+                step, index, attempt = held.key
+                release = Release(step=step, index=index, attempt=attempt, version=version)
+                self._context.transport.send(peer, release)
+            if held.summing:
+                continue
+            if held.given_up is not None and held.origin == peer:
+                self._give_up(held, held.given_up)
+            if held.phase is Phase.FORWARDED and held.next_hop == peer:
+                self._pass_on(held)
+            if held.phase is Phase.RETURNED and held.hop > 0 and held.path[held.hop - 1].peer == peer:
+                self._send_back(held)
 
     # -- the gradient comes --------------------------------------------------------------------------------
 
@@ -377,13 +405,26 @@ class Router:
             return
         if message.step != self._context.step or self._context.ledger.close is not None:
             return
+        if sender not in self._context.origins_of_step or message.index >= self._context.microbatches:
+            self._context.strike(sender, "COMMIT of what is not this origin's to commit")
+            return
         counted = counted_of(message)
         self._context.ledger = apply(self._context.ledger, Committed(counted))
         self.add(counted)
 
     def on_release(self, sender: PeerId, message: Release) -> None:
         held = self.held.get(message.key)
-        if held is not None and held.origin == sender and not held.summing:
+        if held is None or held.summing:
+            return
+        of_origin = sender == held.origin and message.version is None
+        # Or it was routed around us while we could not be reached, and nobody waits for this copy.
+        replaced = (
+            held.hop > 0
+            and held.phase is not Phase.RETURNED
+            and sender == held.path[held.hop - 1].peer
+            and message.version == held.path[held.hop].version
+        )
+        if of_origin or replaced:
             self._drop(held)
 
     def add(self, counted: Counted) -> bool:

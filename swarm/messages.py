@@ -136,9 +136,11 @@ class Restart(MicrobatchMessage):
 
 
 class Release(MicrobatchMessage):
-    """The origin's word that this attempt counts nowhere: drop what is held for it."""
+    """Drop what is held for this attempt: the origin's word that it counts nowhere, or with ``version`` the
+    hop before's word that another peer took the receiver's place while it could not be reached."""
 
     kind = "release"
+    version: Count | None = None
 
 
 class Commit(MicrobatchMessage):
@@ -301,18 +303,26 @@ class AverageMessage(Message):
 
 
 class AverageStart(AverageMessage):
-    """Somebody was lost: average again among ``members``."""
+    """The sender averages among ``members``: somebody was lost, or it waits and shows where it stands.
+
+    Under the roster ``answer``: the average that follows was made by ``members``.
+    """
 
     kind = "average_start"
     members: Annotated[tuple[PeerName, ...], Field(min_length=1, max_length=4096)]
+    lineage: Digest = ""
 
 
 class AveragePart(AverageMessage):
-    """The sender's gradient sum of part ``part``, for that part's owner; ``tokens`` stand behind it."""
+    """The sender's gradient sum of part ``part``, for that part's owner; ``tokens`` stand behind it.
+
+    ``lineage`` names the parameters that it was computed with.
+    """
 
     kind = "average_part"
     part: Count
     tokens: Count
+    lineage: Digest = ""
 
 
 class AverageResult(AverageMessage):
@@ -331,7 +341,8 @@ class AverageDigest(AverageMessage):
 
 
 class AverageDone(AverageMessage):
-    """Every peer of the roster holds the average with this digest: apply it."""
+    """Every peer of the roster holds the average with this digest: apply it. Under the roster ``answer`` an
+    empty digest says that the average is not held any more."""
 
     kind = "average_done"
     digest: Digest
@@ -364,6 +375,7 @@ class StateChunk(Message):
     offset: Annotated[int, Field(ge=0, lt=2**48)]
     total: Annotated[int, Field(ge=0, lt=2**48)]
     digest: Digest
+    lineage: Digest = ""
 
 
 class StateRefused(Message):

@@ -31,8 +31,8 @@ class FakeBackend:
         self.sum = np.zeros(WIDTH, dtype=np.int64)
         self.average = np.zeros(WIDTH, dtype=np.int64)
         self.parameters = np.zeros(WIDTH, dtype=np.int64)
-        self.history: list[np.ndarray] = []
-        """Every average that was applied."""
+        self.history: list[tuple[int, np.ndarray]] = []
+        """Every average that was applied, with its step."""
 
     def _mix(self, checksum: int) -> int:
         return (checksum * 31 + self.stage + 1) % (1 << 61)
@@ -87,7 +87,7 @@ class FakeBackend:
         return hashlib.sha256(self.average.tobytes()).hexdigest()
 
     def update(self) -> tuple[str, dict[str, float]]:
-        self.history.append(self.average.copy())
+        self.history.append((self.step, self.average.copy()))
         self.parameters = self.parameters * 3 + self.average
         self.step += 1
         self.discard_gradient()

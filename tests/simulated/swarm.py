@@ -58,6 +58,19 @@ class SimPeer:
     def step(self) -> int:
         return self.core.context.step
 
+    def applied(self) -> dict[int, str]:
+        """step -> digest of the parameters after it, without steps that the peer took back by falling out:
+        what one that was cut off did on its own, before it took the others' state again."""
+        digests: dict[int, str] = {}
+        last = -1
+        for _, event, fields in self.events.entries:
+            if event in ("stepped", "followed"):
+                last = fields["step"]
+                digests[last] = fields["digest"]
+            elif event == "fell_out":
+                digests.pop(last, None)
+        return digests
+
 
 class SimSwarm:
     """``replicas[s]`` peers of each stage, all founding members."""
@@ -123,44 +136,36 @@ class SimSwarm:
 
     def check(self) -> None:
         """What must hold at any time: one history, identical replicas, counts as the close says."""
-        for peer in self.peers.values():
-            assert not peer.failures, (peer.name, peer.failures)
         closes: dict[int, Any] = {}
         digests: dict[tuple[int, int], dict[str, str]] = {}
         for peer in self.peers.values():
+            assert not peer.failures, (peer.name, peer.failures)
             for closed in peer.events.of("closed"):
                 known = closes.setdefault(closed["step"], closed)
                 assert known == closed, f"two histories of step {closed['step']}"
-            for stepped in peer.events.of("stepped"):
-                digests.setdefault((peer.stage, stepped["step"]), {})[peer.name] = stepped["digest"]
+            for step, digest in peer.applied().items():
+                digests.setdefault((peer.stage, step), {})[peer.name] = digest
         for (stage, step), by_peer in digests.items():
             assert len(set(by_peer.values())) == 1, f"stage {stage} diverged in step {step}: {by_peer}"
         for step, closed in closes.items():
             indices = [entry[0] for entry in closed["counted"]]
             assert len(indices) == len(set(indices)), f"a microbatch counts twice in step {step}"
-        self._check_counts(closes)
-
-    def _check_counts(self, closes: dict[int, Any]) -> None:
-        """Each average holds exactly the microbatches of the close that its roster computed, once each.
-
-        A survivor that was answered by a peer which had finished names a smaller roster than the average's.
-        """
-        rosters: dict[tuple[int, int], set[str]] = {}
         for peer in self.peers.values():
-            for averaged in peer.events.of("averaged"):
-                key = (peer.stage, averaged["step"])
-                if len(averaged["members"]) > len(rosters.get(key, ())):
-                    rosters[key] = set(averaged["members"])
-        for peer in self.peers.values():
-            applied = [entry["step"] for entry in peer.events.of("stepped")]
-            for step, average in zip(reversed(applied), reversed(peer.backend.history), strict=False):
-                expected = [0] * WIDTH
-                for index, _, _, path, _ in closes[step]["counted"]:
-                    for hop in path:
-                        stage, name = hop.split(":")
-                        expected[index] += stage == str(peer.stage) and name in rosters[peer.stage, step]
-                assert list(average) == expected, (peer.name, step)
-                assert max(expected) <= 1
+            self._check_counts(peer, closes)
+
+    def _check_counts(self, peer: SimPeer, closes: dict[int, Any]) -> None:
+        """Each average holds exactly the microbatches of the close that its roster computed, once each."""
+        rosters = {averaged["step"]: averaged["members"] for averaged in peer.events.of("averaged")}
+        for step, average in peer.backend.history:
+            if step not in rosters:
+                continue  # followed as a learner: the digest was that of the others' average
+            expected = [0] * WIDTH
+            for index, _, _, path, _ in closes[step]["counted"]:
+                for hop in path:
+                    stage, _, name = hop.partition(":")
+                    expected[index] += stage == str(peer.stage) and name in rosters[step]
+            assert list(average) == expected, (peer.name, step)
+            assert max(expected) <= 1
 
     def counted(self, step: int) -> int:
         """Microbatches that count in ``step``."""
