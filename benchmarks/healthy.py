@@ -40,7 +40,7 @@ def manifest_text(steps: int) -> str:
     lines = []
     for line in example_toml().splitlines():
         key = line.split("=")[0].strip()
-        replaced = {"total_steps": steps, "validation_every": 0, "checkpoint_every": 0}
+        replaced = {"total_steps": steps, "warmup_steps": 1, "validation_every": 0, "checkpoint_every": 0}
         lines.append(f"{key} = {replaced[key]}" if key in replaced else line)
     return "\n".join(lines) + "\n"
 

@@ -37,8 +37,9 @@ class Limits:
 
     max_frame_bytes: int = 1 << 28
     max_header_bytes: int = MAX_HEADER_BYTES
-    stripe_bytes: int = 1 << 18
-    """Tensors of at least this size are striped over all data streams."""
+    stripe_bytes: int = 1 << 20
+    """Tensors of at least this size are striped over all data streams; smaller ones take turns on them, which
+    costs less CPU and on a warm stream no time."""
     max_open_bytes: int = 1 << 28
     """Tensors that a link receives at once; above that it reads no further headers."""
     max_queued_bytes: int = 1 << 24
