@@ -163,7 +163,7 @@ class _Story:
 
     async def run(self, signed: Path, key: Path) -> None:
         """Until every peer has taken the last step, written it down and left."""
-        self._show()
+        self.progress.news = "starting the processes"
         opening = asyncio.ensure_future(self._swarm.open())
         try:
             while not opening.done():
@@ -179,6 +179,7 @@ class _Story:
             self._swarm.start_peer(name, join=join, stage=stage)
             self.progress.started(name, stage)
             self._tails[name] = Tail(self._swarm.events_path(name))
+        self.progress.news = "the peers find each other"
         try:
             while self._peers_left():
                 self._look()

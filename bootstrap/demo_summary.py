@@ -134,8 +134,9 @@ def lines(summary: Summary, from_here: Path) -> Iterator[str]:
     yield f"validation loss  {first}{summary.validation_loss_last:.3f} nats a byte"
     yield (
         f"training         {summary.steps} steps, {summary.tokens:,} tokens in {summary.training_s:.1f} s: "
-        f"{summary.tokens_per_s:,.0f} tokens/s; the first step was done after {summary.first_step_s:.1f} s"
+        f"{summary.tokens_per_s:,.0f} tokens/s"
     )
+    yield f"start            the first step was done after {summary.first_step_s:.1f} s"
     yield (
         f"microbatches     {summary.committed:,} committed, {summary.rerouted} rerouted, "
         f"{summary.restarted} started anew"
@@ -144,7 +145,7 @@ def lines(summary: Summary, from_here: Path) -> Iterator[str]:
         after = "never" if kill.next_step_closed_s is None else f"{kill.next_step_closed_s:.2f} s later"
         yield (
             f"killed           {kill.peer} (stage {kill.stage}) in step {kill.step + 1}; "
-            f"the swarm closed its next step {after}, {kill.rerouted} microbatches took another way"
+            f"a step closed {after}, {kill.rerouted} microbatches went another way"
         )
     for note in summary.notes:
         yield f"note             {note}"
@@ -154,8 +155,14 @@ def lines(summary: Summary, from_here: Path) -> Iterator[str]:
         ("all files", summary.directory),
     ):
         yield f"{what:<16} {_short(Path(path), from_here)}"
+    yield f"sample           {len(summary.sample)} characters after {summary.prompt!r}:"
     yield ""
-    yield f"{summary.prompt}|{summary.sample}"
+    yield printable(summary.prompt + summary.sample)
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal takes for commands: a model may say any byte."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
 
 
 def _short(path: Path, from_here: Path) -> Path:

@@ -16,7 +16,7 @@ from rich.text import Text
 from bootstrap.progress import PeerProgress, Progress, State
 from swarm.clock import Clock
 
-CHART_HEIGHT = 8
+CHART_HEIGHT = 10
 PLAIN_EVERY_S = 5.0
 REDRAW_S = 0.25
 """A picture takes 10 ms to draw, on processors that have something better to do."""
@@ -133,7 +133,7 @@ def picture(progress: Progress, now_s: float, title: str, console: Console) -> R
         Text(""),
         _stages(progress, ascii_only),
         Text(""),
-        Text(progress.news or _waiting_for(progress), style="bold yellow" if progress.kill else "dim"),
+        Text(progress.news, style="bold yellow" if progress.kill else "dim"),
     ]
     return Panel(Group(*parts), title=title, title_align="left", width=min(100, console.width))
 
@@ -190,12 +190,6 @@ def _peer(peer: PeerProgress, ascii_only: bool) -> Text:
     )
 
 
-def _waiting_for(progress: Progress) -> str:
-    if progress.first_commit_s is not None:
-        return ""
-    return "starting the processes" if not progress.peers else "the peers find each other"
-
-
 def _last(points: Sequence[tuple[int, float]]) -> str:
     return f"{points[-1][1]:.3f}" if points else "-"
 
@@ -225,20 +219,21 @@ def chart(
 ) -> list[Row]:
     """``height`` rows of ``width`` cells as (label, [(characters, style), ...]); steps to the right.
 
-    The training loss is drawn in dots, each validation loss as one mark over them.
+    The training loss is drawn in dots, each validation loss as one mark over them. The scale is logarithmic.
     """
     losses = [loss for _, loss in (*train, *validation)]
-    low = math.floor(2 * min(losses, default=0.0)) / 2
+    low = max(0.5, math.floor(2 * min(losses, default=1.0)) / 2)
     high = max(low + 0.5, math.ceil(2 * max(losses, default=6.0)) / 2)
+
+    def row_of(loss: float, rows: int) -> int:
+        return _place(math.log(high / max(loss, low)), math.log(high / low), rows)
+
     dots = [[0] * width for _ in range(height)]
     for step, loss in train:
         column = _place(step, total_steps, 2 * width)
-        row = _place(high - loss, high - low, 4 * height)
+        row = row_of(loss, 4 * height)
         dots[row // 4][column // 2] |= _BRAILLE[row % 4][column % 2]
-    marks = {
-        (_place(high - loss, high - low, height), _place(step, total_steps, width))
-        for step, loss in validation
-    }
+    marks = {(row_of(loss, height), _place(step, total_steps, width)) for step, loss in validation}
     rows: list[Row] = []
     for row in range(height):
         cells = []

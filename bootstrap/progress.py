@@ -97,6 +97,7 @@ class Progress:
     """(step, loss in nats a token), by step."""
     kill: Kill | None = None
     news: str = ""
+    """What happened last, for people."""
     _under_way: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     """Microbatches that an origin has started and not committed, by (step, index): peer ids of the path."""
     _losses: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -181,8 +182,11 @@ class Progress:
         self._under_way.pop((event["step"], event["index"]), None)
         total, count = self._losses.get(event["step"], (0.0, 0))
         self._losses[event["step"]] = (total + event["loss"], count + 1)
-        if self.first_commit_s is None or event["t"] < self.first_commit_s:
+        if self.first_commit_s is None:
             self.first_commit_s = event["t"]
+            self.news = (
+                f"the first microbatch is committed, {event['t'] - self.began_s:.1f} s after the start"
+            )
 
     def _closed(self, peer: PeerProgress, event: Event) -> None:
         kill = self.kill

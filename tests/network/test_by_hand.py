@@ -87,8 +87,8 @@ def test_create_bootstrap_join_and_status(machine: Machine) -> None:
     assert code == 0
     for old, new in (
         ("start_replicas = 2", "start_replicas = 1"),
-        ("total_steps = 300", f"total_steps = {STEPS}"),
-        ("microbatches_per_origin = 6", "microbatches_per_origin = 3"),
+        ("total_steps = 200", f"total_steps = {STEPS}"),
+        ("warmup_steps = 20", "warmup_steps = 4"),
     ):
         assert old in example
         example = example.replace(old, new)

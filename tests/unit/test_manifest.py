@@ -53,7 +53,7 @@ def test_the_demo_is_about_one_million_parameters() -> None:
         ("model.kv_heads", 3, "model.kv_heads: must divide model.heads (4)"),
         ("stages", [1, 1, 1], "stages: hold 3 layers; model.layers is 4"),
         ("path_length", 5, "path_length: at most the number of stages (4)"),
-        ("optimizer.warmup_steps", 301, "optimizer.warmup_steps: at most optimizer.total_steps (300)"),
+        ("optimizer.warmup_steps", 201, "optimizer.warmup_steps: at most optimizer.total_steps (200)"),
         ("optimizer.min_learning_rate", 0.1, "optimizer.min_learning_rate: at most"),
         ("model.vocabulary", 300, "model.vocabulary: 256 for data.tokenizer 'bytes'"),
         ("microbatch_size", 4096, "limits.max_frame_bytes: one activation takes 268451840"),
