@@ -122,6 +122,8 @@ class Core:
         self.left = False
         self.loss_of_last_step: float | None = None
         self.validation_loss: float | None = None
+        self.digest = ""
+        """SHA-256 of this peer's parameters after its last update."""
         self.tokens_total = 0
         self.committed_total = 0
         self.summed_total = 0
@@ -479,7 +481,7 @@ class Core:
     def _updated(self, result: tuple[str, dict[str, float]]) -> None:
         context, close = self.context, self.context.ledger.close
         assert close is not None
-        digest, figures = result
+        self.digest, figures = result
         tokens = sum(counted.tokens for counted in close.counted)
         self.tokens_total += tokens
         self.committed_total += len(close.counted)
@@ -492,7 +494,7 @@ class Core:
         context.events.emit(
             "stepped",
             step=close.step,
-            digest=digest,
+            digest=self.digest,
             tokens=tokens,
             committed=len(close.counted),
             rerouted=self.router.rerouted,

@@ -8,14 +8,14 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from peer import checkpoint
+from peer.announce import Announcer
 from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec
-from peer.context import State, StepRules
+from peer.context import StepRules
 from peer.core import Core, CoreOptions
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
 from peer.usage import Usage
@@ -30,7 +30,6 @@ from swarm.joinstring import JoinString
 from swarm.manifest import Manifest
 from swarm.messages import Member
 from swarm.model.stage import StageRuntime
-from swarm.records import PeerRecord, ProgressRecord
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.link import Limits
 from swarm.transport.p2phost import P2PHost
@@ -41,8 +40,6 @@ ANNOUNCE_S = 5.0
 """Between two records of our own in the directory: a store costs several processes some milliseconds."""
 LEARN_S = 30.0
 """Between two readings of where everybody may be dialled, while every member is linked."""
-REPORT_S = 2.0
-"""Between two lines for the volunteer, and over which tokens/s are taken."""
 DRAIN_S = 20.0
 """A leaving peer waits no longer than this for the step that it takes part in."""
 REENTRIES = 1024
@@ -116,20 +113,17 @@ class Daemon:
         self._report = report
         self._clock = clock
         key_file = options.identity or options.directory / "identity.key"
-        self._identity, self._incarnation = load_identity(key_file)
+        self._identity, incarnation = load_identity(key_file)
+        self._me = Member(peer=self._identity.peer_id, stage=0, incarnation=incarnation)
         self._events: EventLog = NoEvents()
         if options.events is not None:
             self._events = JsonLinesEvents(options.events, self._identity.peer_id, clock)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
-        self._addresses: tuple[str, ...] = ()
         self._checkpointed = -1
-        self._speed = (clock.now(), 0)
-        self._tokens_per_s = 0.0
-        self._digest = ""
         self._usage: Usage | None = None
         self._p2pd_pid = 0
-        self.core: Core | None = None
+        self._core: Core | None = None
 
     async def run(self) -> int:
         """Join, train, leave. 0 when the run is finished or the user left."""
@@ -143,8 +137,11 @@ class Daemon:
         )
         try:
             self._p2pd_pid = host.pid
-            self._addresses = await host.addresses()
-            self._report(f"peer {self._identity.peer_id} listens on {', '.join(self._addresses)}")
+            addresses = await host.addresses()
+            self._announcer = Announcer(
+                self._me, addresses, clock=self._clock, events=self._events, report=self._report
+            )
+            self._report(f"peer {self._me.peer} listens on {', '.join(addresses)}")
             directory = await Directory.start(
                 host,
                 self._identity,
@@ -166,15 +163,14 @@ class Daemon:
 
     async def _take_part(self, host: P2PHost, directory: Directory) -> None:
         manifest = await find_manifest(directory, self._clock, self._stop)
-        me = Member(peer=self._identity.peer_id, stage=0, incarnation=self._incarnation)
         place = await find_place(
             directory,
             manifest,
-            me,
+            self._me,
             self._clock,
             self._stop,
             wanted=self._options.stage,
-            announce=lambda stage: self._record(manifest, stage),
+            announce=lambda stage: self._announcer.waiting(stage, manifest.limits.memory_slots),
             report=self._report,
         )
         transport = Libp2pTransport(
@@ -184,7 +180,7 @@ class Daemon:
             limits=Limits(max_frame_bytes=manifest.limits.max_frame_bytes),
         )
         core = self._assemble(manifest, place, transport)
-        self.core = core
+        self._core = self._announcer.core = core
         try:
             await transport.open()
             await self._live(core, place, directory, transport, manifest)
@@ -200,7 +196,7 @@ class Daemon:
         runtime = StageRuntime(manifest, place.stage, device=options.device)
         backend = StageBackend(runtime)
         if options.trace is not None:
-            backend = TracingBackend(runtime, options.trace / self._identity.peer_id)
+            backend = TracingBackend(runtime, options.trace / self._me.peer)
         spec = activation_spec(manifest)
         sizes = {"float32": 4, "bfloat16": 2}
         batch, context, width = spec.shape
@@ -208,7 +204,7 @@ class Daemon:
         return Core(
             CoreOptions(
                 stage=place.stage,
-                incarnation=self._incarnation,
+                incarnation=self._me.incarnation,
                 run_id=manifest.run_id,
                 seed=manifest.seed,
                 activation_bytes=batch * context * width * sizes[spec.dtype],
@@ -238,8 +234,8 @@ class Daemon:
             core.found(place.founding)
         else:
             contacts = {p.peer for p in await directory.peers() if p.state == "active"}
-            core.join(contacts - {self._identity.peer_id})
-        await self._publish(core, directory, manifest)
+            core.join(contacts - {self._me.peer})
+        await self._announcer.publish(directory)
         published_s = learned_s = self._clock.now()
         while not self._stop.is_set() and not self._finished.is_set():
             try:
@@ -249,12 +245,12 @@ class Daemon:
             now = self._clock.now()
             if now - published_s >= ANNOUNCE_S:
                 published_s = now
-                await self._publish(core, directory, manifest)
+                await self._announcer.publish(directory)
             if now - learned_s >= (LEARN_S if core.all_linked() else ANNOUNCE_S):
                 learned_s = now
                 await self._learn(directory, transport)
         if self._failure is None:
-            await self._leave(core, directory, manifest)
+            await self._leave(core, directory)
 
     async def _pause_or_finish(self, duration_s: float) -> None:
         waits = [
@@ -271,76 +267,19 @@ class Daemon:
         """Where the others may be dialled."""
         try:
             for record in await directory.peers():
-                if record.peer != self._identity.peer_id:
+                if record.peer != self._me.peer:
                     transport.learn(record.peer, record.addresses)
         except DirectoryError as error:
             self._events.emit("directory", reason=str(error))
 
-    async def _publish(self, core: Core, directory: Directory, manifest: Manifest) -> None:
-        """Tell the directory what we are and, as an origin, how the run goes."""
-        context = core.context
-        try:
-            await directory.announce(self._record(manifest, context.stage))
-            if context.stage == 0 and context.active:
-                await directory.publish_progress(self._progress(core))
-        except DirectoryError as error:
-            self._events.emit("directory", reason=str(error))
-
-    def _record(self, manifest: Manifest, stage: int) -> PeerRecord:
-        core = self.core
-        context = core.context if core is not None else None
-        worker = context.worker if context is not None else None
-        state: State = "joining"
-        if context is not None:
-            state = context.state
-        return PeerRecord(
-            peer=self._identity.peer_id,
-            incarnation=context.incarnation if context is not None else self._incarnation,
-            stage=stage,
-            step=context.step if context is not None else 0,
-            state=state,
-            forward_s=(worker.median_s(TaskKind.FORWARD) or 0.0) if worker else 0.0,
-            backward_s=(worker.median_s(TaskKind.BACKWARD) or 0.0) if worker else 0.0,
-            memory_slots=manifest.limits.memory_slots,
-            tokens_per_s=self._tokens_per_s,
-            addresses=self._addresses[:16],
-            software=f"skipswarm {version('skipswarm')}",
-            digest=self._digest,
-        )
-
-    def _progress(self, core: Core) -> ProgressRecord:
-        context = core.context
-        members = tuple((member.peer, member.stage) for member in context.members)
-        return ProgressRecord(
-            peer=self._identity.peer_id,
-            incarnation=context.incarnation,
-            step=context.step,
-            train_loss=core.loss_of_last_step,
-            validation_loss=core.validation_loss,
-            tokens_per_s=self._tokens_per_s,
-            tokens_total=core.tokens_total,
-            committed=core.committed_total,
-            rerouted=core.router.rerouted,
-            members=len(members),
-            membership=members if len(members) <= 256 else (),
-        )
-
     def _stepped(self, manifest: Manifest) -> None:
         """A step is over: measure, tell the volunteer, write a checkpoint when it is time."""
-        core = self.core
+        core = self._core
         assert core is not None
         context = core.context
         if self._options.usage is not None and self._usage is None:
             self._usage = Usage(self._p2pd_pid)  # from here on: starting up is another figure
-        now, since = self._clock.now(), self._speed[0]
-        if now - since >= REPORT_S:
-            self._tokens_per_s = (core.tokens_total - self._speed[1]) / (now - since)
-            self._speed = (now, core.tokens_total)
-            loss = "" if core.loss_of_last_step is None else f", loss {core.loss_of_last_step:.3f}"
-            self._report(
-                f"step {context.step}: {len(context.members)} peers, {self._tokens_per_s:,.0f} tokens/s"
-                f"{loss}; your contribution: {core.summed_total:,} microbatches"
-            )
+        self._announcer.stepped()
         every = manifest.sync.checkpoint_every
         last = context.step >= manifest.optimizer.total_steps
         if last or (every and context.step % every == 0):
@@ -380,7 +319,7 @@ class Daemon:
 
     # -- leaving -------------------------------------------------------------------------------------------
 
-    async def _leave(self, core: Core, directory: Directory, manifest: Manifest) -> None:
+    async def _leave(self, core: Core, directory: Directory) -> None:
         """Finish what is held, say goodbye, and let the directory know."""
         context = core.context
         if core.finished:
@@ -391,12 +330,7 @@ class Daemon:
             core.drain()
             await self._until(lambda: core.left, DRAIN_S)
         core.leave()
-        try:
-            await directory.announce(
-                self._record(manifest, context.stage).model_copy(update={"state": "leaving"})
-            )
-        except DirectoryError as error:
-            self._events.emit("directory", reason=str(error))
+        await self._announcer.publish(directory)
 
     async def _until(self, holds: Callable[[], bool], limit_s: float) -> None:
         end_s = self._clock.now() + limit_s
