@@ -286,9 +286,10 @@ class Fabric:
             self._end_side(old, there, "it has dropped our link and dialled anew")
             self._forget(old)
         there.connections[dialler.name] = connection
-        self._come_up(connection, there)
         back_s = self._latency_s(there.name, dialler.name)
+        # The answer goes out before anything that the other side sends on the link.
         self.clock.call_later(back_s, dialler.run, lambda: self._come_up(connection, dialler))
+        self._come_up(connection, there)
 
     def _come_up(self, connection: Connection, host: Host) -> None:
         """The link is up for one side; what it had queued goes out."""
