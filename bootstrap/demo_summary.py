@@ -144,8 +144,8 @@ def lines(summary: Summary, from_here: Path) -> Iterator[str]:
     if (kill := summary.kill) is not None:
         after = "never" if kill.next_step_closed_s is None else f"{kill.next_step_closed_s:.2f} s later"
         yield (
-            f"killed           {kill.peer} (stage {kill.stage}) in step {kill.step + 1}; "
-            f"a step closed {after}, {kill.rerouted} microbatches went another way"
+            f"killed           {kill.peer} (stage {kill.stage}) in step {kill.step + 1}: "
+            f"{kill.rerouted} went another way, the next step closed {after}"
         )
     for note in summary.notes:
         yield f"note             {note}"
