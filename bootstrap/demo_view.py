@@ -17,6 +17,8 @@ from bootstrap.progress import PeerProgress, Progress, State
 from swarm.clock import Clock
 
 CHART_HEIGHT = 10
+ROWS_BESIDE_CHART = 15
+"""Of the picture of four stages, and one for the cursor."""
 PLAIN_EVERY_S = 5.0
 REDRAW_S = 0.25
 """A picture takes 10 ms to draw, on processors that have something better to do."""
@@ -124,12 +126,13 @@ def picture(progress: Progress, now_s: float, title: str, console: Console) -> R
     """The whole view."""
     ascii_only = console.options.ascii_only
     width = max(20, min(100, console.width) - 14)
+    height = max(4, min(CHART_HEIGHT, console.height - ROWS_BESIDE_CHART))
     parts: list[RenderableType] = [
         _bar(progress, now_s, width),
         Text(""),
         _figures(progress),
         Text(""),
-        *_curve(progress, width, ascii_only),
+        *_curve(progress, width, height, ascii_only),
         Text(""),
         _stages(progress, ascii_only),
         Text(""),
@@ -165,9 +168,9 @@ def _figures(progress: Progress) -> RenderableType:
     return grid
 
 
-def _curve(progress: Progress, width: int, ascii_only: bool) -> list[RenderableType]:
+def _curve(progress: Progress, width: int, height: int, ascii_only: bool) -> list[RenderableType]:
     rows = chart(
-        progress.train, progress.validation, progress.total_steps, width, CHART_HEIGHT, ascii_only=ascii_only
+        progress.train, progress.validation, progress.total_steps, width, height, ascii_only=ascii_only
     )
     return [Text.assemble((f"{label:>6} ", "dim"), *cells) for label, cells in rows]
 
@@ -186,7 +189,7 @@ def _peer(peer: PeerProgress, ascii_only: bool) -> Text:
     mark, plain, style = _MARKS[peer.state]
     return Text.assemble(
         (f"{plain if ascii_only else mark} {peer.name} {peer.state:<8}", style),
-        (f" {peer.summed:>5,} microbatches", "dim"),
+        (f" {peer.summed:>5,} done", "dim"),
     )
 
 
