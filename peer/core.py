@@ -15,12 +15,13 @@ from peer.agreement import REMEMBERED_CLOSES, Agreement
 from peer.averaging import Averaging
 from peer.context import Backend, Batches, Context, StepRules
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC, CommitsFact
+from peer.held import Held
 from peer.join import Donor, Joiner, Newcomers
 from peer.ledger import Closed, Ledger, apply, settle
 from peer.liveness import Liveness, LivenessLimits
 from peer.origin import Origin
 from peer.planner import Planner
-from peer.router import Held, Router
+from peer.router import Router
 from peer.worker import Executor, TaskKind, Worker
 from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore
 from swarm import messages as m
@@ -455,7 +456,7 @@ class Core:
             self._fall_out("the others closed the step without this peer")
             return
         try:
-            self.router.settle(self._summed)
+            self.router.sums.settle(self._summed)
         except LookupError as error:
             self._fall_out(str(error))
 
@@ -501,7 +502,7 @@ class Core:
             loss=self.loss_of_last_step,
             **figures,
         )
-        self.router.forget(close.step)
+        self.router.held.forget(close.step)
         self.begin(close.step + 1, close.members)
         self._on_step()
 
@@ -542,7 +543,7 @@ class Core:
         for peer in self.liveness.linked():
             context.transport.send(peer, goodbye)  # nobody must wait for us in the averaging
         self.averaging.stop()
-        self.router.forget(context.step + 1)
+        self.router.held.forget(context.step + 1)
         context.incarnation += 1
         self.join({member.peer for member in members} - {context.me})
 

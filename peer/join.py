@@ -187,6 +187,8 @@ class Joiner:
         self._done: dict[int, AverageDone] = {}
         """step -> the word of its group's leader."""
         self._applying = False
+        self._bereft = False
+        """A replica was lost since the last average came: what it had for us may never come."""
         self._tried: set[PeerId] = set()
         self._closed = False
         self._largest_image = context.backend.image_bytes()
@@ -213,6 +215,19 @@ class Joiner:
             if context.liveness.alive(peer):
                 context.transport.send(peer, request)
         self._fetch()
+        step = self._state_step
+        if self._bereft and step in self._closes and not self._applying and self._others_passed(step):
+            self._start_over(step)
+
+    def _misses_replica(self) -> bool:
+        context = self._context
+        return set(context.replicas(context.stage)) != set(context.living(context.stage))
+
+    def _others_passed(self, step: int) -> bool:
+        """Has a replica applied the average of ``step``, which we wait for?"""
+        context = self._context
+        others = set(context.living(context.stage)) - {context.me}
+        return any((context.liveness.step_of(peer) or 0) > step for peer in others)
 
     def on_link_up(self, peer: PeerId) -> None:
         if peer in self.contacts:
@@ -308,6 +323,7 @@ class Joiner:
         def done(digest: str) -> None:
             self._context.events.emit("loaded", step=download.step, digest=digest, bytes=len(image))
             self._state_step = download.step
+            self._bereft = self._misses_replica()
             self._context.lineage = download.lineage
             self._catch_up()
 
@@ -326,6 +342,7 @@ class Joiner:
             self._context.clock.call_later(ASK_AGAIN_S, self._fetch)
 
     def on_lost(self, peer: PeerId) -> None:
+        self._bereft = self._bereft or peer in self._context.replicas(self._context.stage)
         if self._download is not None and self._download.donor == peer:
             self._fetch()
 
@@ -394,6 +411,7 @@ class Joiner:
         def done(result: tuple[str, dict[str, float]]) -> None:
             self._applying = False
             self._state_step = step + 1
+            self._bereft = self._misses_replica()
             context.lineage = lineage_after(context.lineage, word.digest)
             self._averages.pop(step, None)
             self._done.pop(step, None)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.context import Batches, Context, draw_order
+from peer.held import Held, stages_of
 from peer.ledger import Committed, apply
-from peer.router import Held, Router, stages_of
+from peer.router import Router
 from peer.worker import TaskKind
 from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart
 from swarm.transport.base import PeerId
@@ -155,7 +156,7 @@ class Origin:
         self.figures.restarted += 1
         self._context.events.emit("restarted", **started.held.fields(), reason=reason)
         self._release(started, keep=())
-        self._router.forget_one(started.held)
+        self._router.held.drop(started.held)
         self._waiting.add(index)
         pause_s = min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2 ** min(10, self._attempts[index] - 1))
         self._context.clock.call_later(pause_s, self._start_again, self._context.step, index)
@@ -285,7 +286,7 @@ class Origin:
             context.transport.send(peer, commit)
         self._release(started, keep=tuple(hop.peer for hop in path))
         context.ledger = apply(context.ledger, Committed(counted))
-        self._router.add(counted)
+        self._router.sums.add(counted)
         self._fill()
         self._check_done()
 

@@ -7,20 +7,18 @@ still has its gradient, answers the replacement at once. docs/design.md, "When a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Callable
 from typing import Any
 
 from peer.context import Context
-from peer.ledger import Committed, Ledger, SumDiscarded, Summed, apply, counted_of, owed, unsound
+from peer.held import Held, Holdings, Phase, stages_of
+from peer.ledger import Committed, apply, counted_of
+from peer.sums import Sums
 from peer.worker import TaskKind
-from swarm.clock import Timer
 from swarm.messages import (
     Accept,
     Backward,
     Commit,
-    Counted,
     Forward,
     Hop,
     Refuse,
@@ -34,63 +32,6 @@ BUSY_RETRY_S = 0.05
 
 MAX_EARLY_EVALUATIONS = 64
 """Validation microbatches that came before this peer was at their step."""
-
-Key = tuple[int, int, int]
-
-
-class Phase(Enum):
-    """Where a held microbatch stands on this hop."""
-
-    QUEUED = auto()
-    FORWARDED = auto()
-    RETURNING = auto()
-    RETURNED = auto()
-
-
-@dataclass
-class Held:
-    """One attempt at one microbatch on this hop."""
-
-    key: Key
-    origin: PeerId
-    path: tuple[Hop, ...]
-    hop: int
-    revision: int
-    inputs: Any
-    phase: Phase = Phase.QUEUED
-    generation: int = 0
-    submitted: bool = False
-    output: Any = None
-    saved: Any = None
-    gradient: Any = None
-    trail: tuple[Hop, ...] = ()
-    returned: Any = None
-    deferred: list[Any] = field(default_factory=list)
-    refused: set[PeerId] = field(default_factory=set)
-    replaced: dict[PeerId, int] = field(default_factory=dict)
-    """Next hops that were lost, and the version under which they may still hold the microbatch."""
-    given_up: str | None = None
-    retry: Timer | None = None
-    summing: bool = False
-    loss_inputs: tuple[Any, Any] | None = None
-    """At the origin: the last hop's output and the labels, to build the head's gradient anew."""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        return self.key
-
-    @property
-    def next_hop(self) -> PeerId:
-        """Where the output goes: the next peer of the path, after the last one the origin."""
-        return self.origin if self.hop + 1 == len(self.path) else self.path[self.hop + 1].peer
-
-    def fields(self) -> dict[str, int]:
-        """The event log's name of this microbatch."""
-        return {"step": self.key[0], "index": self.key[1], "attempt": self.key[2]}
-
-
-def stages_of(path: Iterable[Hop]) -> tuple[int, ...]:
-    return tuple(hop.stage for hop in path)
 
 
 class Router:
@@ -108,10 +49,10 @@ class Router:
         self._on_loss = on_loss
         self._on_home = on_home
         self._on_late = on_late
-        self.held: dict[Key, Held] = {}
+        self.held = Holdings()
+        self.sums = Sums(context, self.held)
         self._early: list[tuple[Forward, Any]] = []
         self.rerouted = 0
-        self._when_summed: Callable[[], None] | None = None
 
     # -- a microbatch comes --------------------------------------------------------------------------------
 
@@ -144,21 +85,13 @@ class Router:
             self._meet_again(self.held[message.key], message, inputs)
         elif context.leaving and message.step > context.step:
             self._refuse(sender, message, "leaving")
-        elif self.occupied() >= context.rules.memory_slots:
+        elif self.held.occupied() >= context.rules.memory_slots:
             self._refuse(sender, message, "busy")
         else:
             held = Held(message.key, message.origin, message.path, message.hop, message.revision, inputs)
             self.held[held.key] = held
             self._reply(sender, Accept, message)
             self._compute_forward(held)
-
-    def occupied(self) -> int:
-        """Microbatches between their forward and their backward here: what memory slots count.
-
-        Those of an origin that is gone wait for nothing any more; they are kept until the step's close.
-        """
-        gone = self._context.liveness.gone
-        return sum(held.phase is not Phase.RETURNED and not gone(held.origin) for held in self.held.values())
 
     def _meet_again(self, held: Held, message: Forward, inputs: Any) -> None:
         """A rerouting before us brings a microbatch that we already hold."""
@@ -219,7 +152,7 @@ class Router:
         """What came cannot be computed with (NaN, say): a strike for its sender, another try for the rest."""
         if self.held.get(held.key) is held and held.generation == generation:
             self._context.strike(sender, f"unusable tensor: {error}")
-            self._drop(held)
+            self.held.drop(held)
             self._give_up(held, f"unusable tensor from {sender}")
 
     # -- passing on, and around the lost -------------------------------------------------------------------
@@ -410,7 +343,7 @@ class Router:
             return
         counted = counted_of(message)
         self._context.ledger = apply(self._context.ledger, Committed(counted))
-        self.add(counted)
+        self.sums.add(counted)
 
     def on_release(self, sender: PeerId, message: Release) -> None:
         held = self.held.get(message.key)
@@ -425,110 +358,7 @@ class Router:
             and message.version == held.path[held.hop].version
         )
         if of_origin or replaced:
-            self._drop(held)
-
-    def add(self, counted: Counted) -> bool:
-        """Add a committed microbatch's weight gradients to the sum; False if it is not held here."""
-        context = self._context
-        held = self.held.get((context.ledger.step, counted.index, counted.attempt))
-        if held is None or held.origin != counted.origin or held.phase is not Phase.RETURNED:
-            return False
-        if held.summing or not any(h.peer == context.me and h.stage == context.stage for h in counted.path):
-            return held.summing
-        held.summing = True
-        held.output = held.returned = None
-        deferred, held.deferred = held.deferred, []
-
-        def done(_: None) -> None:
-            context.ledger = apply(context.ledger, Summed(counted))
-            self._check_summed()
-
-        def work() -> None:
-            for part in deferred:
-                context.backend.accumulate(part)
-
-        context.worker.submit(TaskKind.WEIGHT, held.order, work, done)
-        return True
-
-    def settle(self, when_summed: Callable[[], None]) -> None:
-        """The step is closed: bring the sum to exactly what the close counts here, then call back.
-
-        Raises:
-            LookupError: a counted microbatch is not held (any more): this peer cannot vouch for its sum.
-        """
-        context = self._context
-        close = context.ledger.close
-        assert close is not None
-        for held in list(self.held.values()):
-            if held.key[0] < close.step or (held.key[0] == close.step and held.phase is not Phase.RETURNED):
-                self._drop(held)
-        self._when_summed = when_summed
-        for counted in owed(close, context.me, context.stage):
-            if not self.add(counted):
-                raise LookupError(f"microbatch {counted.index} of step {close.step} is not held")
-        self._check_summed()
-
-    def _check_summed(self) -> None:
-        context = self._context
-        close = context.ledger.close
-        if self._when_summed is None or close is None:
-            return
-        due = owed(close, context.me, context.stage)
-        if any(held.summing and held.key[0] == close.step for held in self._unsummed()):
-            return
-        if unsound(context.ledger, context.me, context.stage):
-            self._rebuild(due)
-        elif set(context.ledger.summed) == set(due):
-            when_summed, self._when_summed = self._when_summed, None
-            when_summed()
-
-    def _unsummed(self) -> list[Held]:
-        done = {(counted.index, counted.attempt, counted.origin) for counted in self._context.ledger.summed}
-        return [h for h in self.held.values() if h.summing and (h.key[1], h.key[2], h.origin) not in done]
-
-    def _rebuild(self, due: tuple[Counted, ...]) -> None:
-        """The sum holds what the close does not count: compute it anew from the held inputs and gradients."""
-        context = self._context
-        context.events.emit("rebuilt", step=context.step, counted=len(due))
-        step = context.ledger.step
-        keys = [(step, counted.index, counted.attempt) for counted in due]
-        held = [self.held[key] for key in keys]
-        for other in [one for one in self.held.values() if one.summing and one.key not in keys]:
-            self._drop(other)
-
-        def work() -> None:
-            context.backend.discard_gradient()
-            for one in held:
-                _, saved = context.backend.forward(one.inputs)
-                context.backend.accumulate(context.backend.backward(saved, one.gradient)[1])
-                if one.loss_inputs is not None:
-                    context.backend.accumulate(context.backend.loss(*one.loss_inputs)[3])
-
-        def done(_: None) -> None:
-            ledger: Ledger = apply(context.ledger, SumDiscarded())
-            for counted in due:
-                ledger = apply(ledger, Summed(counted))
-            context.ledger = ledger
-            self._check_summed()
-
-        context.worker.submit(TaskKind.SYNC, (step,), work, done)
-
-    def forget(self, step: int) -> None:
-        """The step is over: drop what is held for it and before it."""
-        for held in list(self.held.values()):
-            if held.key[0] <= step:
-                self._drop(held)
-
-    def forget_one(self, held: Held) -> None:
-        """Drop one attempt, if it is still held."""
-        if self.held.get(held.key) is held:
-            self._drop(held)
-
-    def _drop(self, held: Held) -> None:
-        if held.retry is not None:
-            held.retry.cancel()
-        held.generation += 1
-        self.held.pop(held.key, None)
+            self.held.drop(held)
 
     # -- validation ----------------------------------------------------------------------------------------
 
