@@ -9,15 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from peer import spread
 from peer.agreement import REMEMBERED_CLOSES, Agreement
 from peer.averaging import Averaging
+from peer.closing import Closing
 from peer.context import Backend, Batches, Context, StepRules
-from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC, CommitsFact
+from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
 from peer.held import Held
 from peer.join import Donor, Joiner, Newcomers
-from peer.ledger import Closed, Ledger, apply, settle
+from peer.ledger import Closed, Ledger, apply
 from peer.liveness import Liveness, LivenessLimits
 from peer.origin import Origin
 from peer.planner import Planner
@@ -29,8 +32,6 @@ from swarm.clock import Clock, Timer
 from swarm.events import EventLog
 from swarm.transport.base import PeerId, Transport
 
-INCOMPLETE_CLOSE_S = 10.0
-"""When all living origins are done and a microbatch is still missing, the step closes without it."""
 FOUNDING_PATIENCE_S = 20.0
 """Step 0 waits no longer than this for founding members that cannot be reached."""
 
@@ -99,11 +100,7 @@ class Core:
         context.routes = self.planner
         self.router = Router(context, on_loss=self._loss, on_home=self._home, on_late=self._late)
         self.origin = Origin(context, self.router, batches, on_done=self._origin_done)
-        self.agreement = Agreement(context, ready=self._ready_to_close, on_decided=self._decided)
-        self.averaging = Averaging(context, on_done=self._averaged, on_stuck=self._fall_out)
         self.newcomers = Newcomers(context)
-        self.donor = Donor(context)
-        self.joiner: Joiner | None = None
         self.gossip = Gossip(
             context.me,
             GossipStore(TOPICS),
@@ -112,13 +109,18 @@ class Core:
             call_later=clock.call_later,
             rng=rng,
             neighbours=self.liveness.linked,
-            push=self._push,
-            ask=self._ask,
+            push=partial(spread.push, context),
+            ask=partial(spread.ask, context),
             sign=sign,
             verify=verify,
             on_fact=self._fact,
             config=options.gossip,
         )
+        self.closing = Closing(context, self.gossip, self.newcomers)
+        self.agreement = Agreement(context, ready=self.closing.ready, on_decided=self._decided)
+        self.averaging = Averaging(context, on_done=self._averaged, on_stuck=self._fall_out)
+        self.donor = Donor(context)
+        self.joiner: Joiner | None = None
         self.finished = False
         self.left = False
         self.loss_of_last_step: float | None = None
@@ -129,7 +131,6 @@ class Core:
         self.committed_total = 0
         self.summed_total = 0
         """Microbatches that this peer computed and that counted."""
-        self._incomplete_since: float | None = None
         self._founding: set[PeerId] | None = None
         self._patience: Timer | None = None
         self._handlers = self._table()
@@ -164,7 +165,7 @@ class Core:
         context.ledger = Ledger(step)
         context.origins_of_step = context.replicas(0)
         context.active = context.running = True
-        self._incomplete_since = None
+        self.closing.begin()
         self.newcomers.prune()
         waiting: dict[PeerId, int | None] = dict.fromkeys(self.newcomers.known())
         self.liveness.watch(waiting | {m.peer: m.incarnation for m in members})
@@ -249,8 +250,8 @@ class Core:
             m.Restart: plain(self.origin.on_restart),
             m.Release: plain(self.router.on_release),
             m.Commit: plain(self.router.on_commit),
-            m.GossipPush: plain(self._pushed),
-            m.GossipDigest: plain(self._asked),
+            m.GossipPush: plain(partial(spread.on_push, self.gossip)),
+            m.GossipDigest: plain(partial(spread.on_digest, self.gossip)),
             m.Prepare: plain(agreement.on_prepare),
             m.Promise: plain(agreement.on_promise),
             m.Propose: plain(agreement.on_propose),
@@ -347,7 +348,7 @@ class Core:
         self.averaging.on_gone(peer)
         if context.active and context.running:
             if peer in context.origins_of_step:
-                self._bear_witness(peer)
+                self.closing.bear_witness(peer)
                 if context.stage == 0:
                     self.origin.take_over()
             self.agreement.consider()
@@ -375,52 +376,8 @@ class Core:
         self.origin.on_home(held)
 
     def _origin_done(self) -> None:
-        context = self.context
-        fact = CommitsFact(step=context.step, counted=tuple(self.origin.committed.values()))
-        context.events.emit("done", step=context.step, committed=len(fact.counted))
-        self.gossip.publish(DONE_TOPIC, fact.to_bytes())
+        self.closing.tell_done(tuple(self.origin.committed.values()))
         self.agreement.consider()
-
-    def _bear_witness(self, lost: PeerId) -> None:
-        """A lost origin may have told only us of a commit: now everyone hears it."""
-        heard = tuple(c for c in self.context.ledger.commits.values() if c.origin == lost)
-        if heard:
-            fact = CommitsFact(step=self.context.step, counted=heard)
-            self.gossip.publish(WITNESS_TOPIC, fact.to_bytes())
-
-    def _facts_of_step(self, topic: str) -> dict[PeerId, CommitsFact]:
-        found = {}
-        for fact in self.gossip.store.of_kind(topic):
-            commits = CommitsFact.from_bytes(fact.value)
-            if commits.step == self.context.step:
-                found[fact.owner] = commits
-        return found
-
-    def _ready_to_close(self) -> m.StepClose | None:
-        """What this peer would close the step with; None as long as living origins are not done."""
-        context = self.context
-        if not context.running:
-            return None
-        origins, peers = set(context.origins_of_step), {member.peer for member in context.members}
-        done = {o: fact for o, fact in self._facts_of_step(DONE_TOPIC).items() if o in origins}
-        if any(not context.liveness.gone(o) and o not in done for o in context.origins_of_step):
-            return None
-        counted = [*context.ledger.commits.values()]
-        counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
-        witnessed = {w: fact for w, fact in self._facts_of_step(WITNESS_TOPIC).items() if w in peers}
-        counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
-        commits = settle(c for c in counted if c.index < context.microbatches and c.origin in origins)
-        if len(commits) < context.microbatches:
-            now = context.clock.now()
-            self._incomplete_since = self._incomplete_since or now
-            if now - self._incomplete_since < INCOMPLETE_CLOSE_S:
-                return None
-        members = tuple(member for member in context.members if not context.liveness.gone(member.peer))
-        if not all(context.liveness.alive(member.peer) for member in members):
-            return None  # lost a moment ago: back, or gone, a moment from now
-        return m.StepClose(
-            step=context.step, counted=tuple(commits.values()), members=self.newcomers.admit(members)
-        )
 
     def _decided_message(self, sender: PeerId, message: m.Decided) -> None:
         context, close = self.context, message.close
@@ -551,32 +508,8 @@ class Core:
         self.context.events.emit("compute_failed", reason=f"{type(error).__name__}: {error}")
         self._failed(error)
 
-    # -- gossip --------------------------------------------------------------------------------------------
-
-    def _push(self, peer: PeerId, facts: tuple[Fact, ...]) -> None:
-        entries = tuple(m.GossipEntry.model_construct(**fact._asdict()) for fact in facts)
-        self.context.transport.send(peer, m.GossipPush(entries=entries))
-
-    def _ask(self, peer: PeerId, known: tuple[tuple[str, str, int], ...], reply: bool) -> None:
-        self.context.transport.send(peer, m.GossipDigest(known=known, reply=reply))
-
-    def _pushed(self, sender: PeerId, message: m.GossipPush) -> None:
-        self.gossip.on_push(
-            sender, (Fact(e.topic, e.owner, e.version, e.value, e.signature) for e in message.entries)
-        )
-
-    def _asked(self, sender: PeerId, message: m.GossipDigest) -> None:
-        self.gossip.on_digest(sender, message.known, message.reply)
-
     def _fact(self, fact: Fact) -> None:
-        if fact.topic not in (DONE_TOPIC, WITNESS_TOPIC):
+        if fact.topic in (DONE_TOPIC, WITNESS_TOPIC):
+            self.closing.on_fact(fact, self.agreement.consider)
+        else:
             self.planner.on_fact(fact)
-            return
-        try:
-            commits = CommitsFact.from_bytes(fact.value)
-        except ValueError as error:
-            self.gossip.store.forget(lambda other: other == fact)
-            self._strike(fact.owner, str(error))
-            return
-        if commits.step == self.context.step:
-            self.agreement.consider()

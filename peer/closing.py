@@ -1,0 +1,88 @@
+"""When a step can be closed, and with what: the facts that origins and witnesses gossip of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from peer.context import Context
+from peer.facts import DONE_TOPIC, WITNESS_TOPIC, CommitsFact
+from peer.join import Newcomers
+from peer.ledger import settle
+from scheduler.gossip import Fact, Gossip
+from swarm.messages import Counted, StepClose
+from swarm.transport.base import PeerId
+
+INCOMPLETE_CLOSE_S = 10.0
+"""When all living origins are done and a microbatch is still missing, the step closes without it."""
+
+
+class Closing:
+    """This peer's word on the step of its context, and what it would close it with."""
+
+    def __init__(self, context: Context, gossip: Gossip, newcomers: Newcomers) -> None:
+        self._context = context
+        self._gossip = gossip
+        self._newcomers = newcomers
+        self._incomplete_since: float | None = None
+
+    def begin(self) -> None:
+        """A new step."""
+        self._incomplete_since = None
+
+    def tell_done(self, committed: tuple[Counted, ...]) -> None:
+        """We, an origin, have committed all that we drew."""
+        step = self._context.step
+        self._context.events.emit("done", step=step, committed=len(committed))
+        self._gossip.publish(DONE_TOPIC, CommitsFact(step=step, counted=committed).to_bytes())
+
+    def bear_witness(self, lost: PeerId) -> None:
+        """A lost origin may have told only us of a commit: now everyone hears it."""
+        heard = tuple(c for c in self._context.ledger.commits.values() if c.origin == lost)
+        if heard:
+            fact = CommitsFact(step=self._context.step, counted=heard)
+            self._gossip.publish(WITNESS_TOPIC, fact.to_bytes())
+
+    def on_fact(self, fact: Fact, news: Callable[[], None]) -> None:
+        """A ``done`` or ``witness`` fact has come; ``news`` is called if it is of our step."""
+        try:
+            commits = CommitsFact.from_bytes(fact.value)
+        except ValueError as error:
+            self._gossip.store.forget(lambda other: other == fact)
+            self._context.strike(fact.owner, str(error))
+            return
+        if commits.step == self._context.step:
+            news()
+
+    def _facts_of_step(self, topic: str) -> dict[PeerId, CommitsFact]:
+        found = {}
+        for fact in self._gossip.store.of_kind(topic):
+            commits = CommitsFact.from_bytes(fact.value)
+            if commits.step == self._context.step:
+                found[fact.owner] = commits
+        return found
+
+    def ready(self) -> StepClose | None:
+        """What this peer would close the step with; None as long as living origins are not done."""
+        context = self._context
+        if not context.running:
+            return None
+        origins, peers = set(context.origins_of_step), {member.peer for member in context.members}
+        done = {o: fact for o, fact in self._facts_of_step(DONE_TOPIC).items() if o in origins}
+        if any(not context.liveness.gone(o) and o not in done for o in context.origins_of_step):
+            return None
+        counted = [*context.ledger.commits.values()]
+        counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
+        witnessed = {w: fact for w, fact in self._facts_of_step(WITNESS_TOPIC).items() if w in peers}
+        counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
+        commits = settle(c for c in counted if c.index < context.microbatches and c.origin in origins)
+        if len(commits) < context.microbatches:
+            now = context.clock.now()
+            self._incomplete_since = self._incomplete_since or now
+            if now - self._incomplete_since < INCOMPLETE_CLOSE_S:
+                return None
+        members = tuple(member for member in context.members if not context.liveness.gone(member.peer))
+        if not all(context.liveness.alive(member.peer) for member in members):
+            return None  # lost a moment ago: back, or gone, a moment from now
+        return StepClose(
+            step=context.step, counted=tuple(commits.values()), members=self._newcomers.admit(members)
+        )
