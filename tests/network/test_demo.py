@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,6 +233,8 @@ def test_the_forker_takes_everything_with_it(tmp_path: Path, demos: list[Demo]) 
     assert err.count("\n") == 1
     assert "every peer has ended before the last step" in err
     demo.wait_until_gone()
+    for folder in socket_folders(living):  # who would have removed it is dead
+        shutil.rmtree(folder)
 
 
 def test_a_folder_that_is_in_use_is_one_line(tmp_path: Path, demos: list[Demo]) -> None:
