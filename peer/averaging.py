@@ -11,13 +11,12 @@ applied) then differ in the next one, where the lesser party leaves and takes th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from peer.context import Context, draw_order
 from peer.ledger import tokens_of
+from peer.rounds import Answer, Finished, Round, largest, lineage_after, roster_of
 from peer.worker import TaskKind
 from swarm.clock import Timer
 from swarm.messages import (
@@ -35,67 +34,6 @@ POKE_S = 1.0
 """Whoever waits in an averaging shows one other where it stands, this often."""
 MAX_EARLY = 4096
 """Messages kept for a roster that this peer has not come to yet; a bound against a flood."""
-
-
-def roster_of(step: int, members: tuple[PeerId, ...]) -> str:
-    """The name of a set of peers that average ``step`` together."""
-    return hashlib.sha256("|".join([str(step), *members]).encode()).hexdigest()[:16]
-
-
-def lineage_after(lineage: str, average_digest: str) -> str:
-    """What names the parameters that come of applying an average to those that ``lineage`` names."""
-    return hashlib.sha256(f"{lineage}|{average_digest}".encode()).hexdigest()[:16]
-
-
-def largest(parties: dict[PeerId, str]) -> tuple[PeerId, ...]:
-    """Those who say what most say; of equally many, those who say the least."""
-    by_word: dict[str, list[PeerId]] = {}
-    for peer, word in parties.items():
-        by_word.setdefault(word, []).append(peer)
-    word = min(by_word, key=lambda word: (-len(by_word[word]), word))
-    return tuple(sorted(by_word[word]))
-
-
-@dataclass
-class Round:
-    """Averaging among one roster."""
-
-    roster: str
-    members: tuple[PeerId, ...]
-    contributions: dict[PeerId, Any] = field(default_factory=dict)
-    lineages: dict[PeerId, str] = field(default_factory=dict)
-    combining: bool = False
-    result: Any = None
-    """This peer's part of the average."""
-    parts: set[int] = field(default_factory=set)
-    whole: bool = False
-    """All parts are in place and the digest is being taken or known."""
-    digest: str | None = None
-    digests: dict[PeerId, str] = field(default_factory=dict)
-    done_digest: str | None = None
-
-
-@dataclass
-class Answer:
-    """The average of somebody who finished without us, as far as it has come."""
-
-    members: tuple[PeerId, ...] = ()
-    parts: dict[int, Any] = field(default_factory=dict)
-    digest: str = ""
-
-    @property
-    def whole(self) -> bool:
-        return bool(self.digest and self.members) and len(self.parts) == len(self.members)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last average that was applied, as long as the backend holds it."""
-
-    step: int
-    roster: str
-    members: tuple[PeerId, ...]
-    digest: str
 
 
 class Averaging:

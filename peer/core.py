@@ -17,9 +17,10 @@ from peer.agreement import REMEMBERED_CLOSES, Agreement
 from peer.averaging import Averaging
 from peer.closing import Closing
 from peer.context import Backend, Batches, Context, StepRules
+from peer.donor import Donor
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
 from peer.held import Held
-from peer.join import Donor, Joiner, Newcomers
+from peer.join import Joiner, Newcomers
 from peer.ledger import Closed, Ledger, apply
 from peer.liveness import Liveness, LivenessLimits
 from peer.origin import Origin

@@ -1,0 +1,70 @@
+"""What an averaging is made of: rosters, lineages, and how far a round or an answer has come."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.transport.base import PeerId
+
+
+def roster_of(step: int, members: tuple[PeerId, ...]) -> str:
+    """The name of a set of peers that average ``step`` together."""
+    return hashlib.sha256("|".join([str(step), *members]).encode()).hexdigest()[:16]
+
+
+def lineage_after(lineage: str, average_digest: str) -> str:
+    """What names the parameters that come of applying an average to those that ``lineage`` names."""
+    return hashlib.sha256(f"{lineage}|{average_digest}".encode()).hexdigest()[:16]
+
+
+def largest(parties: dict[PeerId, str]) -> tuple[PeerId, ...]:
+    """Those who say what most say; of equally many, those who say the least."""
+    by_word: dict[str, list[PeerId]] = {}
+    for peer, word in parties.items():
+        by_word.setdefault(word, []).append(peer)
+    word = min(by_word, key=lambda word: (-len(by_word[word]), word))
+    return tuple(sorted(by_word[word]))
+
+
+@dataclass
+class Round:
+    """Averaging among one roster."""
+
+    roster: str
+    members: tuple[PeerId, ...]
+    contributions: dict[PeerId, Any] = field(default_factory=dict)
+    lineages: dict[PeerId, str] = field(default_factory=dict)
+    combining: bool = False
+    result: Any = None
+    """This peer's part of the average."""
+    parts: set[int] = field(default_factory=set)
+    whole: bool = False
+    """All parts are in place and the digest is being taken or known."""
+    digest: str | None = None
+    digests: dict[PeerId, str] = field(default_factory=dict)
+    done_digest: str | None = None
+
+
+@dataclass
+class Answer:
+    """The average of somebody who finished without us, as far as it has come."""
+
+    members: tuple[PeerId, ...] = ()
+    parts: dict[int, Any] = field(default_factory=dict)
+    digest: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.digest and self.members) and len(self.parts) == len(self.members)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last average that was applied, as long as the backend holds it."""
+
+    step: int
+    roster: str
+    members: tuple[PeerId, ...]
+    digest: str
