@@ -62,18 +62,15 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _import_everything() -> None:
-    import torch
-
     import bootstrap.node  # noqa: F401
     import peer.daemon  # noqa: F401
+    from peer.backend import warm_up
     from swarm.identity import Identity
     from swarm.transport.p2phost import parse_multiaddr
 
-    # What the libraries import when they are first used is not left to each child either: sympy with the
-    # first gradient (half a second, 30 MB), codecs with the first multiaddr.
+    # What the libraries import when they are first used is not left to each child either.
     parse_multiaddr(f"/ip4/127.0.0.1/tcp/0/p2p/{Identity.generate().peer_id}", with_peer=True)
-    x = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(2 * x, x, torch.ones(1))
+    warm_up()
     gc.collect()
     gc.freeze()  # the children's collector leaves the shared pages alone
 

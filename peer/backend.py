@@ -18,6 +18,12 @@ from swarm.model.stage import StageRuntime
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def warm_up() -> None:
+    """Take the first gradient of this process: torch imports sympy then (half a second, 30 MB)."""
+    x = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(2 * x, x, torch.ones(1))
+
+
 class StageBackend:
     """``Backend`` over a ``StageRuntime``: activations ``[B, T, width]`` on the CPU in the wire dtype."""
 

@@ -337,6 +337,7 @@ class Core:
         """The one place where a peer leaves all routes, in the call that records its failure."""
         context = self.context
         self.router.on_lost(peer)
+        self.origin.on_lost(peer)
         if self.joiner is not None:
             self.joiner.on_lost(peer)
         self.newcomers.forget(peer)

@@ -14,7 +14,7 @@ import torch
 
 from peer import checkpoint
 from peer.announce import Announcer
-from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec
+from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec, warm_up
 from peer.context import StepRules
 from peer.core import Core, CoreOptions
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
@@ -193,6 +193,7 @@ class Daemon:
     def _assemble(self, manifest: Manifest, place: Place, transport: Libp2pTransport) -> Core:
         options = self._options
         torch.set_num_threads(options.threads)
+        warm_up()
         runtime = StageRuntime(manifest, place.stage, device=options.device)
         backend = StageBackend(runtime)
         if options.trace is not None:

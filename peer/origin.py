@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from peer.context import Batches, Context, draw_order
 from peer.held import Held, stages_of
 from peer.ledger import Committed, apply
 from peer.router import Router
+from peer.validation import Validation
 from peer.worker import TaskKind
 from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart
 from swarm.transport.base import PeerId
 
-EVALUATION_INDEX = 1 << 31
-"""Validation microbatches are numbered from here, apart from those that train."""
-EVALUATION_LIMIT_S = 20.0
-"""A validation that lost a microbatch with a dead peer holds the step no longer than this."""
 RESTART_PAUSE_S = 0.02
 RESTART_PAUSE_MAX_S = 2.0
 """Before a microbatch is started anew: doubles, so that a stage without a replica is not asked in a loop."""
@@ -47,16 +44,6 @@ class Started:
 
 
 @dataclass
-class Evaluation:
-    """The validation loss of one step."""
-
-    step: int
-    waiting: set[int] = field(default_factory=set)
-    loss_sum: float = 0.0
-    tokens: int = 0
-
-
-@dataclass
 class StepFigures:
     """What an origin reports of a step."""
 
@@ -81,8 +68,7 @@ class Origin:
         self._attempts: dict[int, int] = {}
         self._positions: dict[int, int] = {}
         self._waiting: set[int] = set()
-        self._evaluation: Evaluation | None = None
-        self._timer: Any = None
+        self._validation: Validation | None = None
         self.started: dict[int, Started] = {}
         self.committed: dict[int, Counted] = {}
         self.figures = StepFigures()
@@ -104,7 +90,7 @@ class Origin:
         mine = order.index(context.me)
         self._queue = deque(range(mine, context.microbatches, len(order)))
         self._positions = {index: position for position, index in enumerate(self._queue)}
-        self._begin_evaluation(order)
+        self._begin_validation(order)
         self.take_over()
 
     def take_over(self) -> None:
@@ -181,7 +167,8 @@ class Origin:
     def on_loss(self, message: Forward, output: Any) -> None:
         """The last hop's output: compute the loss, or answer a rerouted last hop with what was computed."""
         if message.evaluate:
-            self._evaluated(message, output)
+            if self._validation is not None:
+                self._validation.on_output(message, output)
             return
         started = self.started.get(message.index)
         if started is None or message.key != started.held.key:
@@ -307,7 +294,7 @@ class Origin:
             and not self._queue
             and not self._waiting
             and not self.started
-            and self._evaluation is None
+            and self._validation is None
         )
 
     def _check_done(self) -> None:
@@ -316,67 +303,20 @@ class Origin:
 
     # -- validation ----------------------------------------------------------------------------------------
 
-    def _begin_evaluation(self, order: tuple[PeerId, ...]) -> None:
+    def _begin_validation(self, order: tuple[PeerId, ...]) -> None:
         context = self._context
         every = context.rules.validation_every
-        self._evaluation = None
-        if every == 0 or context.step % every or order[0] != context.me:
-            return
-        path = context.routes.full_path()
-        count = context.rules.validation_microbatches
-        evaluation = Evaluation(context.step, set(range(count)))
-        self._evaluation = evaluation
-        self._timer = context.clock.call_later(EVALUATION_LIMIT_S, self._end_evaluation, evaluation)
-        for number in range(count):
-            tokens, _ = self._batches.validation(number)
-            self._send_evaluation(path, number, tokens)
+        self._validation = None
+        if every and context.step % every == 0 and order[0] == context.me:
+            self._validation = Validation(context, self._batches, on_end=self._validated)
 
-    def _send_evaluation(self, path: tuple[Hop, ...], number: int, tokens: Any) -> None:
-        context = self._context
-        message = Forward(
-            step=context.step,
-            index=EVALUATION_INDEX + number,
-            attempt=0,
-            origin=context.me,
-            path=path,
-            hop=1,
-            evaluate=True,
-            tensor=context.rules.activation,
-        )
-        to = path[1].peer if len(path) > 1 else context.me
-
-        def done(output: Any) -> None:
-            context.transport.send(to, message, output)
-
-        context.worker.submit(TaskKind.EVALUATE, message.key, lambda: context.backend.infer(tokens), done)
-
-    def _evaluated(self, message: Forward, output: Any) -> None:
-        context, evaluation = self._context, self._evaluation
-        number = message.index - EVALUATION_INDEX
-        if evaluation is None or evaluation.step != message.step or number not in evaluation.waiting:
-            return
-        _, labels = self._batches.validation(number)
-
-        def done(result: tuple[float, int]) -> None:
-            if number in evaluation.waiting:
-                evaluation.waiting.discard(number)
-                evaluation.loss_sum += result[0]
-                evaluation.tokens += result[1]
-                if not evaluation.waiting:
-                    self._end_evaluation(evaluation)
-
-        context.worker.submit(
-            TaskKind.EVALUATE, message.key, lambda: context.backend.infer_loss(output, labels), done
-        )
-
-    def _end_evaluation(self, evaluation: Evaluation) -> None:
-        """All came back, or some were lost with a peer and are not waited for."""
-        if self._evaluation is not evaluation:
-            return
-        self._evaluation = None
-        self._timer.cancel()
-        if evaluation.tokens:
-            loss = evaluation.loss_sum / evaluation.tokens
+    def _validated(self, loss: float | None) -> None:
+        self._validation = None
+        if loss is not None:
             self.figures.validation_loss = loss
-            self._context.events.emit("validated", step=evaluation.step, loss=loss, tokens=evaluation.tokens)
         self._check_done()
+
+    def on_lost(self, peer: PeerId) -> None:
+        """What is validated goes around a lost peer; the router does the same for what trains."""
+        if self._validation is not None:
+            self._validation.on_lost(peer)

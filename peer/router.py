@@ -375,7 +375,12 @@ class Router:
             last = onward.hop == len(onward.path)
             context.transport.send(message.origin if last else onward.path[onward.hop].peer, onward, output)
 
-        context.worker.submit(TaskKind.EVALUATE, message.key, lambda: context.backend.infer(inputs), done)
+        def refused(error: Exception) -> None:
+            context.strike(message.path[message.hop - 1].peer, f"unusable tensor: {error}")
+
+        context.worker.submit(
+            TaskKind.EVALUATE, message.key, lambda: context.backend.infer(inputs), done, refused
+        )
 
     def _reply(self, to: PeerId, kind: type[Accept], message: Forward) -> None:
         step, index, attempt = message.key

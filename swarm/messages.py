@@ -97,7 +97,7 @@ class Forward(MicrobatchMessage):
 
 
 class Backward(MicrobatchMessage):
-    """A gradient ``[B, T, width]`` of the output of ``path[hop]``; ``trail`` lists who held backward so far."""
+    """A gradient ``[B, T, width]`` of the output of ``path[hop]``; ``trail`` lists who computed so far."""
 
     kind = "backward"
     origin: PeerName
@@ -367,7 +367,7 @@ class StateRequest(Message):
 
 
 class StateChunk(Message):
-    """Bytes ``[offset, offset + len)`` of the state's safetensors image, SHA-256 of the whole in ``digest``."""
+    """Bytes from ``offset`` on of the state's safetensors image; ``digest`` is the whole's SHA-256."""
 
     kind = "state_chunk"
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,8 @@ async def happens(clock: LoopClock, look: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(scope="module", params=[None, VICTIM], ids=["clean", "killed"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    yield asyncio.run(train(tmp_path_factory.mktemp("swarm"), request.param))
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return asyncio.run(train(tmp_path_factory.mktemp("swarm"), request.param))
 
 
 def test_every_step_has_one_history_and_loses_no_microbatch(run: Run) -> None:
