@@ -101,14 +101,10 @@ class Liveness:
 
         The value is the life (incarnation) that the peer must be in to count as alive; None for any.
         """
-        self._watched = {
-            peer: life
-            for peer, life in peers.items()
-            if peer != self._transport.peer_id and peer not in self._left
-        }
+        self._watched = {peer: life for peer, life in peers.items() if peer != self._transport.peer_id}
         for peer in sorted(self._watched):
             neighbour = self._neighbour(peer)
-            if not neighbour.up and not neighbour.lost:
+            if not neighbour.up and not neighbour.lost and peer not in self._left:
                 self._transport.connect(peer)
             self._check(neighbour)
         for peer in set(self._neighbours) - set(self._watched):
@@ -206,17 +202,17 @@ class Liveness:
         return min(limits.max_silence_s, max(limits.min_silence_s, median + limits.deviations * deviation))
 
     def forget(self, peer: PeerId) -> None:
-        """A clean leave: the peer is gone and is not dialled again."""
-        self._watched.pop(peer, None)
+        """A clean leave: the peer is gone, and is not dialled again unless it links to us."""
         self._left.add(peer)
-        neighbour = self._neighbours.pop(peer, None)
         self._transport.disconnect(peer)
-        if neighbour is None:
-            return
+        neighbour = self._neighbour(peer)
+        neighbour.up, neighbour.incarnation = False, None
         self._settle(neighbour)
         if not neighbour.lost:
+            neighbour.lost = True
             self._on_lost(peer, "left")
         if not neighbour.gone:
+            neighbour.gone = True
             self._on_gone(peer)
 
     def close(self) -> None:
@@ -295,7 +291,8 @@ class Liveness:
         neighbour.redial_s = min(limits.max_redial_s, max(limits.redial_s, 2 * neighbour.redial_s))
 
         def dial() -> None:
-            if not self._closed and not neighbour.up and neighbour.peer in self._watched:
+            wanted = neighbour.peer in self._watched and neighbour.peer not in self._left
+            if wanted and not self._closed and not neighbour.up:
                 self._transport.connect(neighbour.peer)
 
         self._clock.call_later(neighbour.redial_s, dial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +34,14 @@ class FakeBackend:
         self.parameters = np.zeros(WIDTH, dtype=np.int64)
         self.history: list[tuple[int, np.ndarray]] = []
         """Every average that was applied, with its step."""
+        self.forwards: Counter[tuple[int, int]] = Counter()
+        """How often each (step, index) was computed forward."""
 
     def _mix(self, checksum: int) -> int:
         return (checksum * 31 + self.stage + 1) % (1 << 61)
 
     def forward(self, inputs: Any) -> tuple[Any, Any]:
+        self.forwards[int(inputs[0]), int(inputs[1])] += 1
         return self.infer(inputs), inputs
 
     def infer(self, inputs: Any) -> Any:

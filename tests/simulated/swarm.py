@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from peer.context import StepRules
@@ -10,8 +12,8 @@ from peer.core import Core, CoreOptions
 from peer.worker import SimExecutor, TaskKind
 from swarm.clock import SimClock
 from swarm.events import ListEvents
-from swarm.messages import Member
-from swarm.transport.memory import SimNetwork
+from swarm.messages import Member, Message, TensorSpec
+from swarm.transport.memory import SimNetwork, SimTransport
 from tests.simulated.fake import SPEC, WIDTH, FakeBackend, FakeBatches
 
 DURATIONS_S = {
@@ -25,6 +27,46 @@ DURATIONS_S = {
 }
 
 
+Tap = Callable[[str, str, Message], None]
+"""(sender, receiver, message)"""
+
+
+class TappedTransport:
+    """A transport that shows what goes out and what comes in to the test, which may kill a peer just then."""
+
+    def __init__(self, swarm: SimSwarm, inner: SimTransport) -> None:
+        self._swarm = swarm
+        self._inner = inner
+        self._handler: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def start(self, handler: Any) -> None:
+        self._handler = handler
+        self._inner.start(self)
+
+    def send(self, to: str, message: Message, tensor: Any = None) -> None:
+        self._inner.send(to, message, tensor)
+        for tap in list(self._swarm.sent):
+            tap(self.peer_id, to, message)
+
+    def on_message(self, sender: str, message: Message, tensor: Any) -> None:
+        for tap in list(self._swarm.came):
+            tap(sender, self.peer_id, message)
+        if not self._swarm.peers[self.peer_id].dead:
+            self._handler.on_message(sender, message, tensor)
+
+    def admit(self, sender: str, message: Message, spec: TensorSpec) -> str | None:
+        return self._handler.admit(sender, message, spec)
+
+    def on_link_up(self, peer: str) -> None:
+        self._handler.on_link_up(peer)
+
+    def on_link_lost(self, peer: str, reason: str) -> None:
+        self._handler.on_link_lost(peer, reason)
+
+
 class SimPeer:
     """One core with its fake stage."""
 
@@ -32,7 +74,7 @@ class SimPeer:
         self.name = name
         self.stage = stage
         self.backend = FakeBackend(stage)
-        transport = swarm.network.transport(name)
+        transport = TappedTransport(swarm, swarm.network.transport(name))
         clock = swarm.network.clock_of(name)
         self.events = ListEvents(swarm.clock)
         self.failures: list[Exception] = []
@@ -44,13 +86,14 @@ class SimPeer:
             swarm.rules,
             transport=transport,
             clock=clock,
-            executor=SimExecutor(clock, lambda kind: DURATIONS_S[kind]),
+            executor=SimExecutor(clock, lambda kind: swarm.pace * DURATIONS_S[kind]),
             backend=self.backend,
             batches=FakeBatches(),
             events=self.events,
             rng=random.Random(f"{swarm.seed}/{name}"),
             sign=lambda payload: b"",
             verify=lambda owner, payload, signature: True,
+            on_step=lambda: swarm.began(self),
             on_failed=self.failures.append,
         )
 
@@ -73,7 +116,8 @@ class SimPeer:
 
 
 class SimSwarm:
-    """``replicas[s]`` peers of each stage, all founding members."""
+    """``replicas[s]`` peers of each stage, all founding members. ``pace``: how long computing takes, as a
+    multiple of ``DURATIONS_S``."""
 
     def __init__(
         self,
@@ -85,9 +129,11 @@ class SimSwarm:
         total_steps: int = 1000,
         memory_slots: int = 8,
         validation_every: int = 0,
+        pace: float = 1.0,
         **network: Any,
     ) -> None:
         self.seed = seed
+        self.pace = pace
         self.clock = SimClock()
         self.network = SimNetwork(self.clock, seed, **network)
         length = path_length or len(replicas)
@@ -103,6 +149,12 @@ class SimSwarm:
             activation=SPEC,
         )
         self.peers: dict[str, SimPeer] = {}
+        self.origins: dict[int, tuple[str, ...]] = {}
+        """Those of each step's agreed membership, as the first peer that began it knew them."""
+        self.sent: list[Tap] = []
+        """Called after each send."""
+        self.came: list[Tap] = []
+        """Called before each delivery."""
         self.founders = tuple(
             Member(peer=f"s{stage}r{number}", stage=stage, incarnation=1)
             for stage, count in enumerate(replicas)
@@ -110,6 +162,7 @@ class SimSwarm:
         )
         for member in self.founders:
             self.peers[member.peer] = SimPeer(self, member.peer, member.stage)
+        self.origins[0] = tuple(m.peer for m in self.founders if m.stage == 0)
         for peer in self.peers.values():
             peer.core.found(self.founders)
 
@@ -123,12 +176,26 @@ class SimSwarm:
         peer.core.close()
         self.network.crash(name)
 
-    def newcomer(self, name: str, stage: int) -> SimPeer:
+    def newcomer(self, name: str, stage: int, incarnation: int = 1) -> SimPeer:
         """A peer that asks all that live to be admitted."""
-        contacts = {peer.name for peer in self.living()}
-        self.peers[name] = peer = SimPeer(self, name, stage)
+        contacts = {peer.name for peer in self.living()} - {name}
+        self.peers[name] = peer = SimPeer(self, name, stage, incarnation)
         peer.core.join(contacts)
         return peer
+
+    def when(
+        self, kind: str, act: Callable[[str, str, Any], object], *, step: int = 1, sent: bool = False
+    ) -> None:
+        """Call ``act(sender, receiver, message)`` for messages of ``kind`` in ``step``, until it is true."""
+        taps = self.sent if sent else self.came
+
+        def tap(sender: str, to: str, message: Any) -> None:
+            about = message.close.step if message.kind == "decided" else getattr(message, "step", step)
+            wanted = message.kind == kind and about == step
+            if wanted and tap in taps and act(sender, to, message) and tap in taps:
+                taps.remove(tap)
+
+        taps.append(tap)
 
     def run_to(self, step: int, limit_s: float = 120.0) -> bool:
         """Until every living peer works on ``step`` or a later one."""
@@ -167,10 +234,56 @@ class SimSwarm:
             assert list(average) == expected, (peer.name, step)
             assert max(expected) <= 1
 
+    def of(self, event: str) -> list[tuple[str, dict[str, Any]]]:
+        """(peer, fields) of each such event of any peer."""
+        return [(peer.name, fields) for peer in self.peers.values() for fields in peer.events.of(event)]
+
+    def trace(self) -> list[tuple[Any, ...]]:
+        """Everything that happened, for comparing two runs."""
+        return [(p.name, *entry) for p in self.peers.values() for entry in p.events.entries]
+
+    def wasted(self, step: int) -> dict[tuple[str, int], int]:
+        """(peer, index) -> forward computations of a living peer that differ from what counted there: once
+        if it is on the committed path, else never."""
+        made: Counter[tuple[str, int]] = Counter()
+        for peer in self.living():
+            for (at, index), times in peer.backend.forwards.items():
+                if at == step:
+                    made[peer.name, index] += times
+        for index, _, _, path, _ in self.close_of(step)["counted"]:
+            for hop in path:
+                name = hop.partition(":")[2]
+                if not self.peers[name].dead:
+                    made[name, index] -= 1
+        return {key: times for key, times in made.items() if times}
+
+    def forwards(self, step: int) -> int:
+        """Forward computations of ``step``, the origins' own among them, by all peers that ever lived."""
+        return sum(
+            times
+            for peer in self.peers.values()
+            for (at, _), times in peer.backend.forwards.items()
+            if at == step
+        )
+
+    def close_of(self, step: int) -> dict[str, Any]:
+        """What was decided for ``step``."""
+        return next(fields for _, fields in self.of("closed") if fields["step"] == step)
+
     def counted(self, step: int) -> int:
         """Microbatches that count in ``step``."""
-        for peer in self.peers.values():
-            for closed in peer.events.of("closed"):
-                if closed["step"] == step:
-                    return len(closed["counted"])
-        return 0
+        closes = [fields for _, fields in self.of("closed") if fields["step"] == step]
+        return len(closes[0]["counted"]) if closes else 0
+
+    def began(self, peer: SimPeer) -> None:
+        context = peer.core.context
+        known = self.origins.setdefault(context.step, context.origins_of_step)
+        assert known == context.origins_of_step, f"two memberships of step {context.step}"
+
+    def whole(self) -> None:
+        """``check``, and every microbatch that the origins of each step drew was counted in it."""
+        self.check()
+        drawn = self.rules.microbatches_per_origin
+        for step in range(min(peer.step for peer in self.living())):
+            indices = [entry[0] for entry in self.close_of(step)["counted"]]
+            assert indices == list(range(drawn * len(self.origins[step]))), f"step {step} counts {indices}"
