@@ -325,7 +325,7 @@ class Core:
     def _goodbye(self, sender: PeerId, message: m.Goodbye) -> None:
         self.context.events.emit("goodbye", other=sender)
         self.newcomers.forget(sender)
-        self.liveness.forget(sender)
+        self.liveness.forget(sender, message.incarnation)
 
     def _late(self, sender: PeerId) -> None:
         """Somebody is further than we are: ask what was decided, and while we average, whether the others
@@ -391,11 +391,14 @@ class Core:
         elif not any(member.peer == sender for member in context.members):
             self._strike(sender, "a decision from a peer that is no member")
         elif close.step > context.step and context.active:
-            member = any((o.peer, o.incarnation) == (context.me, context.incarnation) for o in close.members)
-            if not member or close.step >= context.step + REMEMBERED_CLOSES:
+            if not self._counts_on_us(close) or close.step >= context.step + REMEMBERED_CLOSES:
                 self._fall_out(f"the others have closed step {close.step} without this peer")
         else:
             self.agreement.on_decided(sender, message)
+
+    def _counts_on_us(self, close: m.StepClose) -> bool:
+        context = self.context
+        return any((o.peer, o.incarnation) == (context.me, context.incarnation) for o in close.members)
 
     def _decided(self, close: m.StepClose) -> None:
         context = self.context
@@ -410,8 +413,7 @@ class Core:
             ],
             members=[f"{member.stage}:{member.peer}" for member in close.members],
         )
-        mine = next((member for member in close.members if member.peer == context.me), None)
-        if mine is None:
+        if not self._counts_on_us(close):
             self._fall_out("the others closed the step without this peer")
             return
         try:
@@ -421,6 +423,8 @@ class Core:
 
     def _summed(self) -> None:
         context, close = self.context, self.context.ledger.close
+        if self.joiner is not None:
+            return  # this peer fell out while it computed
         assert close is not None
         before = {(member.peer, member.incarnation): member for member in context.members}
         group: list[PeerId] = []
@@ -440,6 +444,8 @@ class Core:
 
     def _updated(self, result: tuple[str, dict[str, float]]) -> None:
         context, close = self.context, self.context.ledger.close
+        if self.joiner is not None:
+            return
         assert close is not None
         self.digest, figures = result
         tokens = sum(counted.tokens for counted in close.counted)
@@ -502,7 +508,10 @@ class Core:
         for peer in self.liveness.linked():
             context.transport.send(peer, goodbye)  # nobody must wait for us in the averaging
         self.averaging.stop()
+        self.origin.stop()
+        self.router.sums.stop()
         self.router.held.forget(context.step + 1)
+        context.worker.clear()
         context.incarnation += 1
         self.join({member.peer for member in members} - {context.me})
 

@@ -90,8 +90,8 @@ class Liveness:
         self.limits = limits or LivenessLimits()
         self._neighbours: dict[PeerId, Neighbour] = {}
         self._watched: dict[PeerId, int | None] = {}
-        self._left: set[PeerId] = set()
-        """Said goodbye, and have not linked to us again."""
+        self._left: dict[PeerId, int] = {}
+        """Said goodbye in that life, and have not linked to us again."""
         self._sequence = 0
         self._closed = False
         self._timer = clock.call_later(self.limits.interval_s, self._tick)
@@ -104,7 +104,11 @@ class Liveness:
         self._watched = {peer: life for peer, life in peers.items() if peer != self._transport.peer_id}
         for peer in sorted(self._watched):
             neighbour = self._neighbour(peer)
-            if not neighbour.up and not neighbour.lost and peer not in self._left:
+            left = self._left.get(peer)
+            anew = left is not None and self._watched[peer] not in (None, left)
+            if anew:
+                del self._left[peer]
+            if anew or (left is None and not neighbour.up and not neighbour.lost):
                 self._transport.connect(peer)
             self._check(neighbour)
         for peer in set(self._neighbours) - set(self._watched):
@@ -150,7 +154,7 @@ class Liveness:
         neighbour.silent = False
         neighbour.incarnation = None
         neighbour.redial_s = 0.0
-        self._left.discard(peer)
+        self._left.pop(peer, None)
         neighbour.last_heard_s = self._clock.now()
         neighbour.intervals_s.clear()
         neighbour.heard_beat_s = None
@@ -201,9 +205,10 @@ class Liveness:
         deviation = statistics.median(abs(i - median) for i in neighbour.intervals_s)
         return min(limits.max_silence_s, max(limits.min_silence_s, median + limits.deviations * deviation))
 
-    def forget(self, peer: PeerId) -> None:
-        """A clean leave: the peer is gone, and is not dialled again unless it links to us."""
-        self._left.add(peer)
+    def forget(self, peer: PeerId, life: int) -> None:
+        """A clean leave: the peer is gone, and is not dialled again unless it links to us or a later life of
+        it is watched."""
+        self._left[peer] = life
         self._transport.disconnect(peer)
         neighbour = self._neighbour(peer)
         neighbour.up, neighbour.incarnation = False, None

@@ -79,11 +79,7 @@ class Origin:
     def begin(self) -> None:
         """Draw this peer's microbatches of the context's step and start as many as fit."""
         context = self._context
-        self.started.clear()
-        self.committed.clear()
-        self._attempts.clear()
-        self._positions.clear()
-        self._waiting.clear()
+        self.stop()
         self.figures = StepFigures()
         self.begun = context.step
         order = draw_order(context.step, context.origins_of_step)
@@ -92,6 +88,19 @@ class Origin:
         self._positions = {index: position for position, index in enumerate(self._queue)}
         self._begin_validation(order)
         self.take_over()
+
+    def stop(self) -> None:
+        """What this peer drew is of no concern to it any more."""
+        self.begun = -1
+        self.started.clear()
+        self.committed.clear()
+        self._attempts.clear()
+        self._positions.clear()
+        self._waiting.clear()
+        self._queue.clear()
+        if self._validation is not None:
+            self._validation.stop()
+            self._validation = None
 
     def take_over(self) -> None:
         """Share the lost origins' microbatches, those not known to be committed, among the origins that live.
@@ -306,7 +315,6 @@ class Origin:
     def _begin_validation(self, order: tuple[PeerId, ...]) -> None:
         context = self._context
         every = context.rules.validation_every
-        self._validation = None
         if every and context.step % every == 0 and order[0] == context.me:
             self._validation = Validation(context, self._batches, on_end=self._validated)
 

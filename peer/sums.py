@@ -32,8 +32,9 @@ class Sums:
         deferred, held.deferred = held.deferred, []
 
         def done(_: None) -> None:
-            context.ledger = apply(context.ledger, Summed(counted))
-            self._check_summed()
+            if self._held.get(held.key) is held:
+                context.ledger = apply(context.ledger, Summed(counted))
+                self._check_summed()
 
         def work() -> None:
             for part in deferred:
@@ -41,6 +42,10 @@ class Sums:
 
         context.worker.submit(TaskKind.WEIGHT, held.order, work, done)
         return True
+
+    def stop(self) -> None:
+        """This peer takes part in its step no longer."""
+        self._when_summed = None
 
     def settle(self, when_summed: Callable[[], None]) -> None:
         """The step is closed: bring the sum to exactly what the close counts here, then call back.
@@ -97,6 +102,8 @@ class Sums:
                     context.backend.accumulate(context.backend.loss(*one.loss_inputs)[3])
 
         def done(_: None) -> None:
+            if self._when_summed is None:
+                return
             ledger = apply(context.ledger, SumDiscarded())
             for counted in due:
                 ledger = apply(ledger, Summed(counted))

@@ -75,12 +75,16 @@ class Validation:
         """All came back, or the step waits no longer."""
         if self._ended:
             return
-        self._ended = True
-        self._timer.cancel()
+        self.stop()
         loss = self._loss_sum / self._tokens if self._tokens else None
         if loss is not None:
             self._context.events.emit("validated", step=self._step, loss=loss, tokens=self._tokens)
         self._on_end(loss)
+
+    def stop(self) -> None:
+        """Nobody waits for it any more."""
+        self._ended = True
+        self._timer.cancel()
 
     def _send_all(self) -> None:
         self._path = self._context.routes.full_path()

@@ -134,6 +134,10 @@ class Worker:
         durations = self._durations[kind]
         return statistics.median(durations) if durations else None
 
+    def clear(self) -> None:
+        """Drop what is queued: its results are of no use any more."""
+        self._heap.clear()
+
     def close(self) -> None:
         """Drop what is queued; what runs is finished, its result is dropped."""
         self._closed = True

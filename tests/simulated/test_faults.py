@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swarm.messages import Decided, StepClose
 from swarm.transport.memory import LinkModel
 from tests.simulated.swarm import SimSwarm
 
@@ -315,25 +316,44 @@ def test_two_equal_halves_both_wait_and_go_on_when_they_see_each_other_again() -
     goes_on(swarm)
 
 
-def test_replicas_that_finished_an_averaging_apart_find_out_in_the_next_one() -> None:
+@pytest.mark.parametrize("stage", [0, 2])
+def test_replicas_that_finished_an_averaging_apart_find_out_in_the_next_one(stage: int) -> None:
     """Cut off with the averaging half done, long enough to be given up, healed before the next close."""
-    apart = 0
-    for seed in range(6):
-        swarm = SimSwarm((2, 2, 2), seed=seed)
-        rest = [name for name in swarm.peers if name != "s2r1"]
-        assert swarm.run_to(STEP)
-        swarm.when(
-            "average_part",
-            lambda a, b, m, s=swarm, r=rest: m.stage == 2 and (s.network.partition([["s2r1"], r]) or True),
-            step=STEP,
-            sent=True,
-        )
-        swarm.clock.run_until(lambda s=swarm: bool(s.peers["s2r0"].events.of("averaging_again")), 20)
-        swarm.network.heal()
-        swarm.clock.run_for(8)
-        goes_on(swarm)
-        apart += len(swarm.of("lineages_differ"))
-    assert apart >= 0
+    swarm = SimSwarm((2, 2, 2), seed=stage, pace=4)
+    alone = f"s{stage}r1"
+    rest = [name for name in swarm.peers if name != alone]
+    assert swarm.run_to(STEP)
+
+    def cut(sender: str, to: str, message: Any) -> bool:
+        if message.stage == stage:
+            swarm.network.partition([[alone], rest])
+        return bool(message.stage == stage)
+
+    swarm.when("average_part", cut, step=STEP, sent=True)
+    pair = [f"s{stage}r0", alone]
+    assert swarm.clock.run_until(lambda: all(swarm.peers[n].events.of("averaging_again") for n in pair), 20)
+    swarm.network.heal()
+    swarm.clock.run_for(12)
+    goes_on(swarm)
+    assert {name for name, _ in swarm.of("lineages_differ")} == set(pair)
+    assert len(swarm.of("fell_out")) == 1
+    assert len(swarm.of("joined")) == 1
+
+
+@pytest.mark.parametrize("after", [0.1, 0.5, 0.8, 0.95, 1.1, 1.25])
+def test_a_peer_that_falls_out_takes_nothing_of_its_old_step_along(after: float) -> None:
+    """Told of a later close without it, at any point of a step: what it was computing counts nowhere."""
+    swarm = SimSwarm((3, 3, 3), pace=4)
+    assert swarm.run_to(STEP)
+    swarm.clock.run_for(after)
+    for name in ("s0r1", "s1r1"):
+        core = swarm.peers[name].core
+        members = tuple(member for member in core.context.members if member.peer != name)
+        core.on_message("s2r0", Decided(close=StepClose(step=STEP + 2, counted=(), members=members)), None)
+    swarm.clock.run_for(12)
+    goes_on(swarm)
+    assert sorted(name for name, _ in swarm.of("fell_out")) == ["s0r1", "s1r1"]
+    assert len(swarm.peers["s0r0"].core.context.replicas(0)) == 3
 
 
 # Anything, at random
