@@ -41,6 +41,7 @@ from swarm.transport.p2phost import P2PHost
 SIZES = {"4mb": 4 << 20, "64mb": 64 << 20}
 WAYS = ("ours", "servicer", "tcp")
 IN_FLIGHT = 2
+MAX_UNANSWERED = 50
 PARTS = ("sender", "sender_p2pd", "receiver_p2pd", "receiver")
 SLICE_BYTES = 1 << 20
 
@@ -155,6 +156,8 @@ class Sender:
         self.end = end
         self.there = there
         self.number = 0
+        self.unanswered = 0
+        """Calls of hivemind's servicer that ended without an answer, and were made again."""
         self.connections: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
 
     async def begin(self) -> None:
@@ -176,8 +179,18 @@ class Sender:
             for part in split_for_streaming(serialize_torch_tensor(tensor), DEFAULT_MAX_MSG_SIZE):
                 yield runtime_pb2.ExpertRequest(uid="stage", tensors=[part])
 
-        response = await self.stub.rpc_push(requests())
-        assert struct.unpack("!Q", response.metadata)[0] == tensor.numel()
+        while True:
+            try:
+                response = await self.stub.rpc_push(requests())
+            except ValueError:
+                # hivemind's protobuf stream now and then ends without an answer and without an error. Its
+                # caller asks again; that the time counts is as it would be in use.
+                self.unanswered += 1
+                if self.unanswered > MAX_UNANSWERED:
+                    raise
+                continue
+            assert struct.unpack("!Q", response.metadata)[0] == tensor.numel()
+            return
 
     async def tcp(self, tensor: torch.Tensor) -> None:
         reader, writer = await self.connections.get()
@@ -235,7 +248,7 @@ async def sender(there: dict[str, Any], child: int, quick: bool) -> dict[str, fl
                     gigabytes = count * nbytes / 1e9
                     for part, seconds in zip(PARTS, spent, strict=True):
                         cpu.setdefault(f"{way}_{size}_cpu_s_per_gb_{part}", []).append(seconds / gigabytes)
-        return summary(rates, cpu)
+        return {**summary(rates, cpu), "servicer_unanswered": ways.unanswered}
     finally:
         await end.transport.close()
         await host.close()

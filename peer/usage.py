@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-SAMPLE_S = 0.005
+SAMPLE_S = 0.02
 _SERIALISATION = ("swarm/wire.py", "swarm/messages.py")
 _TRANSPORT = ("swarm/transport/",)
 _DIRECTORY = ("swarm/directory.py", "swarm/records.py", "swarm/dht_guard.py", "hivemind/dht/")
