@@ -109,6 +109,7 @@ class Joiner:
         self._averages: dict[int, dict[str, dict[int, Any]]] = {}
         self._done: dict[int, AverageDone] = {}
         """step -> the word of its group's leader."""
+        self._loading = False
         self._applying = False
         self._bereft = False
         """A replica was lost since the last average came: what it had for us may never come."""
@@ -180,7 +181,7 @@ class Joiner:
 
     def _fetch(self) -> None:
         """Begin, or begin again, with the state of the newest step that we know of."""
-        if self._state_step is not None or not self._closes:
+        if self._state_step is not None or self._loading or not self._closes:
             return
         newest = max(self._closes) + 1
         download = self._download
@@ -242,8 +243,10 @@ class Joiner:
 
     def _load(self, download: Download) -> None:
         image = bytes(download.data or b"")
+        self._loading = True
 
         def done(digest: str) -> None:
+            self._loading = False
             self._context.events.emit("loaded", step=download.step, digest=digest, bytes=len(image))
             self._state_step = download.step
             self._bereft = self._misses_replica()
@@ -251,6 +254,7 @@ class Joiner:
             self._catch_up()
 
         def refused(error: Exception) -> None:
+            self._loading = False
             self._context.strike(download.donor, f"unusable state: {error}")
             self._fetch()
 
