@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -73,9 +73,13 @@ def stages_of(path: Iterable[Hop]) -> tuple[int, ...]:
 class Holdings(dict[Key, Held]):
     """The microbatches that this hop holds."""
 
-    def occupied(self) -> int:
-        """Those between their forward and their backward here: what memory slots count."""
-        return sum(held.phase is not Phase.RETURNED for held in self.values())
+    def occupied(self, gone: Callable[[PeerId], bool] = lambda peer: False) -> int:
+        """Those between their forward and their backward here: what memory slots count.
+
+        Those of an origin that is gone wait for nothing any more. They stay until the step's close, in case
+        it comes back, but must not keep others out.
+        """
+        return sum(held.phase is not Phase.RETURNED and not gone(held.origin) for held in self.values())
 
     def drop(self, held: Held) -> None:
         """Hold it no longer, if it is held; what is computed of it comes to nothing."""

@@ -140,6 +140,8 @@ class Joiner:
                 context.transport.send(peer, request)
         self._fetch()
         step = self._state_step
+        if step is not None and step not in self._closes and self._closes and max(self._closes) > step:
+            self._start_over(step)  # a decision was missed, and with it the average
         if self._bereft and step in self._closes and not self._applying and self._others_passed(step):
             self._start_over(step)
 

@@ -85,7 +85,7 @@ class Router:
             self._meet_again(self.held[message.key], message, inputs)
         elif context.leaving and message.step > context.step:
             self._refuse(sender, message, "leaving")
-        elif self.held.occupied() >= context.rules.memory_slots:
+        elif self.held.occupied(context.liveness.gone) >= context.rules.memory_slots:
             self._refuse(sender, message, "busy")
         else:
             held = Held(message.key, message.origin, message.path, message.hop, message.revision, inputs)

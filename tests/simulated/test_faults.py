@@ -184,6 +184,26 @@ def test_a_lost_origins_microbatches_are_drawn_by_the_others_in_the_same_step(af
         assert len(taken) == len({(fields["step"], fields["index"]) for fields in taken})
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_what_a_lost_origin_left_in_the_hops_keeps_nobody_out(slots: int) -> None:
+    """Its microbatches fill the only hop of a stage when it dies."""
+    swarm = SimSwarm((3, 1, 2), memory_slots=slots)
+    assert swarm.run_to(STEP)
+    held: list[int] = []
+
+    def tap(sender: str, to: str, message: Any) -> bool:
+        if sender == "s1r0" and message.origin == "s0r0":
+            held.append(message.index)
+            if len(held) == slots:
+                swarm.kill("s0r0")
+        return len(held) == slots
+
+    swarm.when("forward", tap, step=STEP, sent=True)
+    goes_on(swarm)
+    assert swarm.peers["s0r0"].dead
+    assert swarm.counted(STEP) == 18
+
+
 @pytest.mark.parametrize("reached", [0, 1, 2])
 def test_a_commit_that_reached_some_hops_counts_once_in_each_stage_that_lives(reached: int) -> None:
     swarm = SimSwarm((2, 2, 2, 2))
