@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from bootstrap.simulation.swarm import SimSwarm
 from swarm.messages import Decided, StepClose
 from swarm.transport.memory import LinkModel
-from tests.simulated.swarm import SimSwarm
 
 STEP = 2
 """The step in which something happens."""

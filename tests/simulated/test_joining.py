@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bootstrap.simulation.fake import WIDTH
+from bootstrap.simulation.swarm import SimPeer, SimSwarm
 from swarm.transport.memory import LinkModel
-from tests.simulated.fake import WIDTH
-from tests.simulated.swarm import SimPeer, SimSwarm
 
 
 def members_of(swarm: SimSwarm, name: str = "s0r0") -> dict[str, bool]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bootstrap.simulation.swarm import SimSwarm
 from swarm.transport.memory import LinkModel
-from tests.simulated.swarm import SimSwarm
 
 SHAPES = {
     "two replicas, one stage of four skipped": ((2, 2, 2, 2), 3),

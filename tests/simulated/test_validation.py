@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bootstrap.simulation.swarm import SimSwarm
 from swarm.messages import Forward
-from tests.simulated.swarm import SimSwarm
 
 
 def test_validation_counts_nowhere_and_is_reported() -> None:

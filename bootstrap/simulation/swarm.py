@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from bootstrap.simulation.fake import SPEC, WIDTH, FakeBackend, FakeBatches
 from peer.context import StepRules
 from peer.core import Core, CoreOptions
 from peer.worker import SimExecutor, TaskKind
@@ -14,7 +15,6 @@ from swarm.clock import SimClock
 from swarm.events import ListEvents
 from swarm.messages import Member, Message, TensorSpec
 from swarm.transport.memory import SimNetwork, SimTransport
-from tests.simulated.fake import SPEC, WIDTH, FakeBackend, FakeBatches
 
 DURATIONS_S = {
     TaskKind.FORWARD: 0.010,
