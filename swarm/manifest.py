@@ -162,7 +162,7 @@ class Manifest(Section):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ManifestError(_one_line(error)) from None
+            raise ManifestError(one_line(error)) from None
 
     @property
     def canonical(self) -> bytes:
@@ -237,7 +237,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"limits.max_frame_bytes: at most limits.max_memory_bytes ({limits.max_memory_bytes})"
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError) -> str:
     """The first error as ``key.path: message``."""
     problems = error.errors(include_url=False, include_input=False)
     first = problems[0]
