@@ -143,8 +143,7 @@ class Averaging:
         if message.stage != context.stage:
             return
         if not any(m.peer == sender and m.stage == context.stage for m in context.members):
-            context.strike(sender, "averaging from a peer outside the stage")
-            return
+            return  # it was voted out, or is not yet known to be in: it shows up again
         current = self._round
         if message.roster == roster_of(message.step, ("answer", sender)):
             self._on_answer(sender, message, tensor)

@@ -168,6 +168,7 @@ class Context:
     liveness: Liveness = None  # type: ignore[assignment]
     routes: Routes = None  # type: ignore[assignment]
     strike: Callable[[PeerId, str], None] = lambda peer, reason: None
+    _lives: tuple[tuple[Member, ...], dict[PeerId, int]] = ((), {})
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
         """Members that take work for ``stage``, alive or not, in a fixed order."""
@@ -176,6 +177,13 @@ class Context:
     def living(self, stage: int) -> tuple[PeerId, ...]:
         """Members of ``stage`` that are not known to be lost."""
         return tuple(peer for peer in self.replicas(stage) if self.liveness.alive(peer))
+
+    @property
+    def lives(self) -> dict[PeerId, int]:
+        """The agreed members, learners too, each with the life that the membership names."""
+        if self._lives[0] is not self.members:
+            self._lives = (self.members, {member.peer: member.incarnation for member in self.members})
+        return self._lives[1]
 
     @property
     def state(self) -> State:

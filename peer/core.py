@@ -22,10 +22,12 @@ from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
 from peer.held import Held
 from peer.join import Joiner, Newcomers
 from peer.ledger import Closed, Ledger, apply
-from peer.liveness import Liveness, LivenessLimits
+from peer.liveness import Liveness
+from peer.neighbour import LivenessLimits
 from peer.origin import Origin
 from peer.planner import Planner
 from peer.router import Router
+from peer.standing import Standings
 from peer.worker import Executor, TaskKind, Worker
 from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore
 from swarm import messages as m
@@ -85,8 +87,6 @@ class Core:
             backend=backend,
             events=events,
         )
-        context.strike = self._strike
-        self.strikes: dict[PeerId, int] = {}
         context.liveness = self.liveness = Liveness(
             transport,
             clock,
@@ -95,8 +95,11 @@ class Core:
             on_lost=self._lost,
             on_gone=self._gone,
             on_back=self._back,
+            rng=rng,
             limits=options.liveness,
         )
+        self.standings = Standings(clock, events, on_ban=self._ban, on_pardon=self.liveness.pardon)
+        context.strike = self.standings.strike
         self.planner = Planner(context, activation_bytes=options.activation_bytes, seed=options.seed)
         context.routes = self.planner
         self.router = Router(context, on_loss=self._loss, on_home=self._home, on_late=self._late)
@@ -243,6 +246,9 @@ class Core:
         averages = (m.AverageStart, m.AveragePart, m.AverageResult, m.AverageDigest, m.AverageDone)
         return {
             m.Heartbeat: plain(self._heartbeat),
+            m.ProbeRequest: plain(self.liveness.probes.on_request),
+            m.Probe: plain(self.liveness.probes.on_probe),
+            m.ProbeAck: plain(self.liveness.probes.on_ack),
             m.Goodbye: plain(self._goodbye),
             m.Forward: self.router.on_forward,
             m.Backward: self.router.on_backward,
@@ -269,8 +275,21 @@ class Core:
 
     def on_message(self, sender: PeerId, message: m.Message, tensor: Any) -> None:
         if sender != self.context.me:
+            if self.standings.banned(sender):
+                return
             self.liveness.on_heard(sender)
+            if isinstance(message, m.MicrobatchMessage) and self._stale(sender, message):
+                self.context.events.emit("stale", other=sender, message=message.kind, step=message.step)
+                return
         self._handlers[type(message)](sender, message, tensor)
+
+    def _stale(self, sender: PeerId, message: m.MicrobatchMessage) -> bool:
+        """Is it from a life that the step's agreed membership does not name: a zombie's, woken after it was
+        voted out, or one that has begun anew? What is for a later step may be of members not yet known."""
+        life = self.context.lives.get(sender)
+        if life is None:
+            return message.step <= self.context.step
+        return self.liveness.stale(sender, life)
 
     def admit(self, sender: PeerId, message: m.Message, spec: m.TensorSpec) -> str | None:
         """Only tensors of exactly the shape that the step expects are read."""
@@ -313,6 +332,7 @@ class Core:
             incarnation=context.incarnation,
             step=context.step,
             progress=context.worker.progress,
+            working=context.worker.working,
             state=context.state,
             sent_s=0.0,
         )
@@ -341,6 +361,8 @@ class Core:
         if self.joiner is not None:
             self.joiner.on_lost(peer)
         self.newcomers.forget(peer)
+        if peer in context.lives:
+            self.standings.lost(peer)
         if context.active and context.running and any(member.peer == peer for member in context.members):
             self.planner.review()
 
@@ -365,9 +387,9 @@ class Core:
             self.planner.review()
             self.agreement.consider()
 
-    def _strike(self, peer: PeerId, reason: str) -> None:
-        self.strikes[peer] = self.strikes.get(peer, 0) + 1
-        self.context.events.emit("strike", other=peer, reason=reason)
+    def _ban(self, peer: PeerId) -> None:
+        self.newcomers.forget(peer)
+        self.liveness.ban(peer)
 
     # -- the step ------------------------------------------------------------------------------------------
 
@@ -386,10 +408,8 @@ class Core:
         if self.joiner is not None:
             if sender in self.joiner.contacts:
                 self.joiner.on_decided(close)
-            else:
-                self._strike(sender, "a decision from a peer that is no member")
-        elif not any(member.peer == sender for member in context.members):
-            self._strike(sender, "a decision from a peer that is no member")
+        elif sender not in context.lives:
+            pass  # it was voted out, or is not yet known to be in: no fault of its own
         elif close.step > context.step and context.active:
             if not self._counts_on_us(close) or close.step >= context.step + REMEMBERED_CLOSES:
                 self._fall_out(f"the others have closed step {close.step} without this peer")

@@ -1,67 +1,26 @@
-"""Who is alive: heartbeats on every link, and lost links at once.
+"""Who is alive: heartbeats on every link, lost links at once, indirect probes before a death is believed.
 
-A peer is *lost* from the moment its link breaks or its heartbeats stay away, and back when it answers again;
-being lost takes it out of all routes at once. It is *gone* when that is confirmed: nobody answers a new dial,
-or it stays away for ``grace_s``; only then do the averaging, the membership and an origin's samples go on
-without it, so that a connection which breaks and is made again costs a reroute and no more. A peer that comes
-back in another life (incarnation) than the one that is watched stays lost. The silence that is borne adapts
-to the intervals that were measured (median plus deviations; docs/timeouts.md).
+A peer is *lost* (suspected) from the moment its link breaks, its heartbeats stay away (``peer/phi.py``), or
+its heartbeats say that its compute hangs; it is *back* when it answers again. Being lost takes it out of all
+routes at once. It is *gone* when that is confirmed: a broken link is made again for ``grace_s``, then two
+others are asked (``peer/probes.py``); only if none of them reaches it either do the averaging, the membership
+and an origin's samples go on without it. So a connection which breaks and is made again costs a reroute and
+no more, and one that fails between two peers alone votes nobody out. A peer that answers in another life
+(incarnation) than the one that is watched stays lost, and a slow one refutes a suspicion by answering in it.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
+import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
-from swarm.clock import Clock, Timer
+from peer.neighbour import LivenessLimits, Neighbour
+from peer.phi import Arrivals
+from peer.probes import Probes
+from swarm.clock import Clock
 from swarm.events import EventLog
 from swarm.messages import Heartbeat
 from swarm.transport.base import PeerId, Transport
-
-
-@dataclass(frozen=True)
-class LivenessLimits:
-    """Times of the failure detector."""
-
-    interval_s: float = 1.0
-    """Between two heartbeats on a link."""
-    min_silence_s: float = 4.0
-    """Silence that is always borne."""
-    deviations: float = 12.0
-    """Silence borne beyond the median interval, in median absolute deviations."""
-    max_silence_s: float = 20.0
-    """Silence that is never borne."""
-    grace_s: float = 1.0
-    """A peer whose link broke is gone after this, or as soon as a dial finds nobody."""
-    redial_s: float = 0.2
-    """Before the first new dial of a lost member; doubles up to ``max_redial_s``."""
-    max_redial_s: float = 5.0
-
-
-@dataclass
-class Neighbour:
-    """What is known of one peer's life."""
-
-    peer: PeerId
-    up: bool = False
-    silent: bool = False
-    lost: bool = False
-    """Not alive, as far as others were told."""
-    gone: bool = False
-    """Lost, and that is confirmed."""
-    incarnation: int | None = None
-    """Of the last heartbeat on the link that is up; None before the first."""
-    confirm: Timer | None = None
-    last_heard_s: float = 0.0
-    heartbeat: Heartbeat | None = None
-    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
-    round_trip_s: float | None = None
-    redial_s: float = 0.0
-    heard_beat_s: float | None = None
-    """When the last heartbeat came, by our clock."""
-    to_echo: bool = False
 
 
 class Liveness:
@@ -78,6 +37,7 @@ class Liveness:
         on_lost: Callable[[PeerId, str], None],
         on_gone: Callable[[PeerId], None],
         on_back: Callable[[PeerId], None],
+        rng: random.Random,
         limits: LivenessLimits | None = None,
     ) -> None:
         self._transport = transport
@@ -92,8 +52,21 @@ class Liveness:
         self._watched: dict[PeerId, int | None] = {}
         self._left: dict[PeerId, int] = {}
         """Said goodbye in that life, and have not linked to us again."""
+        self._banned: set[PeerId] = set()
+        self._gaps = Arrivals(self.limits.hang)
+        """Of all peers."""
+        self.probes = Probes(
+            transport,
+            clock,
+            rng,
+            helpers=self.linked,
+            incarnation=lambda: beat().incarnation,
+            on_answer=self._vouched,
+            on_silence=self._unanswered,
+        )
         self._sequence = 0
         self._closed = False
+        self._due_s = clock.now() + self.limits.interval_s
         self._timer = clock.call_later(self.limits.interval_s, self._tick)
 
     def watch(self, peers: Mapping[PeerId, int | None]) -> None:
@@ -132,7 +105,12 @@ class Liveness:
     def reachable(self, peer: PeerId) -> bool:
         """Answers, whatever life it is in."""
         neighbour = self._neighbours.get(peer)
-        return neighbour is not None and neighbour.up and not neighbour.silent
+        return neighbour is not None and neighbour.answers and peer not in self._banned
+
+    def stale(self, peer: PeerId, life: int) -> bool:
+        """Is what comes from the peer known to be of another life than ``life``?"""
+        neighbour = self._neighbours.get(peer)
+        return neighbour is not None and neighbour.incarnation not in (None, life)
 
     def linked(self) -> list[PeerId]:
         """Peers with a link that is up and not lost, in a fixed order."""
@@ -151,25 +129,25 @@ class Liveness:
     def on_link_up(self, peer: PeerId) -> None:
         neighbour = self._neighbour(peer)
         neighbour.up = True
-        neighbour.silent = False
+        neighbour.silent = neighbour.hung = False
         neighbour.incarnation = None
         neighbour.redial_s = 0.0
         self._left.pop(peer, None)
-        neighbour.last_heard_s = self._clock.now()
-        neighbour.intervals_s.clear()
+        neighbour.last_heard_s = neighbour.progress_s = self._clock.now()
+        neighbour.beats.clear()
         neighbour.heard_beat_s = None
         self._send_beat(neighbour)
 
     def on_link_lost(self, peer: PeerId, reason: str) -> None:
-        """The link broke, or a dial failed: the first makes a peer lost, the second makes it gone."""
+        """The link broke, or a dial failed: after the first it is dialled, after the second asked for."""
         neighbour = self._neighbour(peer)
         was_up, neighbour.up = neighbour.up, False
         neighbour.incarnation = None
         self._lose(neighbour, reason)
         if not was_up:
-            self._confirm(neighbour)
+            self._inquire(neighbour)
         elif not neighbour.gone and neighbour.confirm is None:
-            neighbour.confirm = self._clock.call_later(self.limits.grace_s, self._confirm, neighbour)
+            neighbour.confirm = self._clock.call_later(self.limits.grace_s, self._inquire, neighbour)
         self._redial(neighbour)
 
     def on_heard(self, peer: PeerId) -> None:
@@ -184,7 +162,8 @@ class Liveness:
         neighbour = self._neighbour(peer)
         now = self._clock.now()
         if neighbour.heard_beat_s is not None:
-            neighbour.intervals_s.append(now - neighbour.heard_beat_s)
+            neighbour.beats.add(now - neighbour.heard_beat_s)
+        self._watch_progress(neighbour, heartbeat, now)
         neighbour.heartbeat = heartbeat
         neighbour.incarnation = heartbeat.incarnation
         neighbour.heard_beat_s = now
@@ -195,15 +174,48 @@ class Liveness:
                 neighbour.round_trip_s = round_trip_s
         self.on_heard(peer)
 
+    def _watch_progress(self, neighbour: Neighbour, heartbeat: Heartbeat, now: float) -> None:
+        """A compute that hangs is known by heartbeats which go on and a progress which does not."""
+        before = neighbour.heartbeat
+        moved = before is None or heartbeat.progress != before.progress
+        if moved or not heartbeat.working:
+            if moved and before is not None and before.working:
+                neighbour.gaps.add(now - neighbour.progress_s)
+                self._gaps.add(now - neighbour.progress_s)
+            neighbour.progress_s = now
+            neighbour.hung = False
+        elif not neighbour.hung and now - neighbour.progress_s > self.hang_borne_s(neighbour.peer):
+            neighbour.hung = True
+            self._lose(neighbour, f"computes nothing for {now - neighbour.progress_s:.1f} s")
+            if not neighbour.gone and neighbour.confirm is None:
+                neighbour.confirm = self._clock.call_later(self.limits.hung_s, self._confirm, neighbour)
+
     def silence_borne_s(self, peer: PeerId) -> float:
         """How long the peer may stay silent before it is lost."""
-        limits = self.limits
         neighbour = self._neighbours.get(peer)
-        if neighbour is None or len(neighbour.intervals_s) < 4:
-            return max(limits.min_silence_s, 2 * limits.interval_s)
-        median = statistics.median(neighbour.intervals_s)
-        deviation = statistics.median(abs(i - median) for i in neighbour.intervals_s)
-        return min(limits.max_silence_s, max(limits.min_silence_s, median + limits.deviations * deviation))
+        return neighbour.beats.borne_s() if neighbour else self.limits.silence.unmeasured_s
+
+    def hang_borne_s(self, peer: PeerId) -> float:
+        """How long the peer may work on without finishing anything before it is lost."""
+        neighbour = self._neighbours.get(peer)
+        own = neighbour is not None and neighbour.gaps.measured
+        return neighbour.gaps.borne_s() if neighbour and own else self._gaps.borne_s()
+
+    def phi(self, peer: PeerId) -> float:
+        """How sure it is that the peer's heartbeats have ended (``Arrivals.phi``)."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour.beats.phi(self._clock.now() - neighbour.last_heard_s) if neighbour else 0.0
+
+    def ban(self, peer: PeerId) -> None:
+        """Lost and gone, in whatever life it comes, until ``pardon``."""
+        self._banned.add(peer)
+        neighbour = self._neighbour(peer)
+        self._lose(neighbour, "banned")
+        self._confirm(neighbour)
+
+    def pardon(self, peer: PeerId) -> None:
+        """The ban is over: the peer is back when it is heard."""
+        self._banned.discard(peer)
 
     def forget(self, peer: PeerId, life: int) -> None:
         """A clean leave: the peer is gone, and is not dialled again unless it links to us or a later life of
@@ -213,6 +225,7 @@ class Liveness:
         neighbour = self._neighbour(peer)
         neighbour.up, neighbour.incarnation = False, None
         self._settle(neighbour)
+        self.probes.on_lost(peer)
         if not neighbour.lost:
             neighbour.lost = True
             self._on_lost(peer, "left")
@@ -226,24 +239,47 @@ class Liveness:
 
     def _neighbour(self, peer: PeerId) -> Neighbour:
         if peer not in self._neighbours:
-            self._neighbours[peer] = Neighbour(peer, last_heard_s=self._clock.now())
+            self._neighbours[peer] = Neighbour(
+                peer,
+                Arrivals(self.limits.silence),
+                Arrivals(self.limits.hang),
+                last_heard_s=self._clock.now(),
+            )
         return self._neighbours[peer]
 
     def _tick(self) -> None:
         if self._closed:
             return
+        now = self._clock.now()
+        self._excuse(now - self._due_s)
+        self._due_s = now + self.limits.interval_s
         self._timer = self._clock.call_later(self.limits.interval_s, self._tick)
         self._sequence += 1
-        now = self._clock.now()
         for neighbour in list(self._neighbours.values()):
-            if not neighbour.up:
-                continue
-            self._send_beat(neighbour)
-            silence = now - neighbour.last_heard_s
-            if not neighbour.silent and silence > self.silence_borne_s(neighbour.peer):
-                neighbour.silent = True
-                self._lose(neighbour, f"silent for {silence:.1f} s")
-                self._confirm(neighbour)
+            if neighbour.up:
+                self._send_beat(neighbour)
+                self._check_silence(neighbour)
+
+    def _excuse(self, late_s: float) -> None:
+        """We stood still ourselves, and others' heartbeats wait to be read: nobody was silent meanwhile."""
+        if late_s > self.limits.interval_s:
+            for neighbour in self._neighbours.values():
+                neighbour.last_heard_s += late_s
+                neighbour.progress_s += late_s
+
+    def _check_silence(self, neighbour: Neighbour) -> None:
+        if self._closed or not neighbour.up or neighbour.silent:
+            return
+        silence_s = self._clock.now() - neighbour.last_heard_s
+        if silence_s <= self.limits.interval_s:
+            return
+        left_s = neighbour.beats.borne_s() - silence_s
+        if left_s <= 0:
+            neighbour.silent = True
+            self._lose(neighbour, f"silent for {silence_s:.1f} s")
+            self._inquire(neighbour)
+        elif left_s < self.limits.interval_s:
+            self._clock.call_later(left_s + 1e-3, self._check_silence, neighbour)
 
     def _send_beat(self, neighbour: Neighbour) -> None:
         now = self._clock.now()
@@ -254,6 +290,8 @@ class Liveness:
         self._transport.send(neighbour.peer, self._beat().model_copy(update=times))
 
     def _right_life(self, neighbour: Neighbour) -> bool:
+        if neighbour.peer in self._banned:
+            return False
         expected = self._watched.get(neighbour.peer)
         return expected is None or neighbour.incarnation == expected
 
@@ -262,20 +300,48 @@ class Liveness:
         if neighbour.incarnation is None:
             return
         if not self._right_life(neighbour):
-            self._lose(neighbour, "has begun another life")
+            banned = neighbour.peer in self._banned
+            self._lose(neighbour, "banned" if banned else "has begun another life")
             self._confirm(neighbour)
-        elif neighbour.lost and neighbour.up and not neighbour.silent:
+        elif neighbour.lost and neighbour.answers:
             neighbour.lost = neighbour.gone = False
             self._settle(neighbour)
             self._events.emit("back", other=neighbour.peer)
             self._on_back(neighbour.peer)
 
+    def _unanswered(self, peer: PeerId) -> None:
+        """Nobody who was asked reaches the peer either."""
+        neighbour = self._neighbours.get(peer)
+        if neighbour is not None:
+            self._confirm(neighbour)
+
     def _lose(self, neighbour: Neighbour, reason: str) -> None:
         if neighbour.lost:
             return
         neighbour.lost = True
+        neighbour.lost_since_s = self._clock.now()
         self._events.emit("lost", other=neighbour.peer, reason=reason)
+        self.probes.on_lost(neighbour.peer)
         self._on_lost(neighbour.peer, reason)
+
+    def _inquire(self, neighbour: Neighbour) -> None:
+        """Ask others for a lost peer, before it is taken for dead."""
+        neighbour.confirm = None
+        if neighbour.lost and not neighbour.gone and not self._closed:
+            self.probes.ask(neighbour.peer)
+
+    def _vouched(self, peer: PeerId, incarnation: int) -> None:
+        """Others reach a peer that we have lost: it refutes its death by the life it is in."""
+        neighbour = self._neighbours.get(peer)
+        if neighbour is None or not neighbour.lost or neighbour.gone:
+            return
+        unreachable_s = self._clock.now() - neighbour.lost_since_s
+        self._events.emit("vouched", other=peer, incarnation=incarnation)
+        another_life = self._watched.get(peer) not in (None, incarnation)
+        if another_life or unreachable_s >= self.limits.unreachable_s:
+            self._confirm(neighbour)
+        elif neighbour.confirm is None:
+            neighbour.confirm = self._clock.call_later(self.limits.ask_again_s, self._inquire, neighbour)
 
     def _confirm(self, neighbour: Neighbour) -> None:
         self._settle(neighbour)
@@ -285,8 +351,8 @@ class Liveness:
             self._events.emit("gone", other=neighbour.peer)
             self._on_gone(neighbour.peer)
 
-    @staticmethod
-    def _settle(neighbour: Neighbour) -> None:
+    def _settle(self, neighbour: Neighbour) -> None:
+        self.probes.settle(neighbour.peer)
         if neighbour.confirm is not None:
             neighbour.confirm.cancel()
             neighbour.confirm = None

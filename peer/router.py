@@ -99,7 +99,9 @@ class Router:
         if stages_of(ours) == stages_of(theirs):
             if theirs[-1].version < ours[-1].version:
                 return
-            held.path = theirs + held.path[held.hop :]
+            # Our own place too: what was sent under its old version must not release the new one.
+            here = max(held.path[held.hop], message.path[message.hop], key=lambda hop: hop.version)
+            held.path = (*theirs, here, *held.path[held.hop + 1 :])
             held.revision = max(held.revision, message.revision)
             if held.phase is Phase.RETURNED and not held.summing:
                 self._send_back(held)

@@ -134,6 +134,11 @@ class Worker:
         durations = self._durations[kind]
         return statistics.median(durations) if durations else None
 
+    @property
+    def working(self) -> bool:
+        """Is a task being computed?"""
+        return self._busy
+
     def clear(self) -> None:
         """Drop what is queued: its results are of no use any more."""
         self._heap.clear()

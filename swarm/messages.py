@@ -165,6 +165,8 @@ class Heartbeat(Message):
     incarnation: Count
     step: Step
     progress: Count
+    """Compute tasks finished; while it is ``working`` and this stands still, its compute hangs."""
+    working: bool = False
     state: Literal["joining", "active", "leaving"]
     sent_s: Seconds
     echo_s: Seconds | None = None
@@ -176,6 +178,33 @@ class Goodbye(Message):
 
     kind = "goodbye"
     incarnation: Count
+
+
+class ProbeRequest(Message):
+    """The sender has lost ``peer``: does it answer the receiver? Answered by PROBE_ACK."""
+
+    kind = "probe_request"
+    peer: PeerName
+    nonce: Count
+
+
+class Probe(Message):
+    """``asker`` wants to know through the sender whether the receiver lives."""
+
+    kind = "probe"
+    nonce: Count
+    asker: PeerName
+
+
+class ProbeAck(Message):
+    """``peer`` lives in that ``incarnation``; None: the sender has lost it too. With ``asker`` it is on its
+    way to a helper, who passes it on without."""
+
+    kind = "probe_ack"
+    peer: PeerName
+    nonce: Count
+    incarnation: Count | None
+    asker: PeerName | None = None
 
 
 class GossipEntry(BaseModel):

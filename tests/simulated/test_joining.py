@@ -162,7 +162,7 @@ def test_a_state_that_was_spoiled_on_its_way_is_taken_from_another_donor() -> No
 
     peer.core.joiner.on_chunk = spoil  # type: ignore[union-attr, method-assign]
     comes_in(swarm, peer)
-    assert peer.core.strikes == {spoiled[0]: 1}
+    assert peer.core.standings.of(spoiled[0]).strikes == 1
     assert len(peer.events.of("loaded")) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 from peer.liveness import Liveness
@@ -35,6 +36,7 @@ class Bench:
             on_lost=lambda peer, reason: self.told.append("lost"),
             on_gone=lambda peer: self.told.append("gone"),
             on_back=lambda peer: self.told.append("back"),
+            rng=random.Random(0),
         )
         self.liveness.watch({"b": 1})
         self.liveness.on_link_up("b")
