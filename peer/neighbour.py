@@ -19,7 +19,9 @@ class LivenessLimits:
     silence: PhiLimits = field(default_factory=PhiLimits)
     """Of the intervals between heartbeats."""
     hang: PhiLimits = field(
-        default_factory=lambda: PhiLimits(pause_s=4.0, least_deviation_s=0.25, most_s=300.0, unmeasured_s=60.0)
+        default_factory=lambda: PhiLimits(
+            pause_s=4.0, least_deviation_s=0.25, most_s=300.0, unmeasured_s=60.0
+        )
     )
     """Of the time in which a peer that works finishes nothing. As long as the peer's own is not measured, it
     is what all others need."""

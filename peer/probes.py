@@ -32,7 +32,7 @@ class Inquiry:
 
 @dataclass
 class Probes:
-    """Asks, and answers for others. ``on_answer(peer, incarnation)`` or ``on_silence(peer)`` ends a question."""
+    """Asks, and answers for others. ``on_answer(peer, life)`` or ``on_silence(peer)`` ends a question."""
 
     transport: Transport
     clock: Clock

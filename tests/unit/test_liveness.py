@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 from peer.liveness import Liveness
 from swarm.clock import SimClock
 from swarm.events import NoEvents
-from swarm.messages import Heartbeat
+from swarm.messages import Heartbeat, Message, ProbeAck
 
 
-def beat(step: int = 0) -> Heartbeat:
-    return Heartbeat(sequence=1, incarnation=1, step=step, progress=0, state="active", sent_s=0.0)
+def beat(step: int = 0, *, life: int = 1, progress: int = 0, working: bool = False) -> Heartbeat:
+    return Heartbeat(
+        sequence=1,
+        incarnation=life,
+        step=step,
+        progress=progress,
+        working=working,
+        state="active",
+        sent_s=0.0,
+    )
 
 
 class Bench:
@@ -22,9 +31,10 @@ class Bench:
         self.clock = SimClock()
         self.told: list[str] = []
         self.dialled: list[float] = []
+        self.sent: list[tuple[str, Message]] = []
         transport = SimpleNamespace(
             peer_id="a",
-            send=lambda to, message: None,
+            send=lambda to, message: self.sent.append((to, message)),
             connect=lambda peer: self.dialled.append(self.clock.now()),
             disconnect=lambda peer: None,
         )
@@ -41,6 +51,20 @@ class Bench:
         self.liveness.watch({"b": 1})
         self.liveness.on_link_up("b")
         self.liveness.on_heartbeat("b", beat(step=7))
+
+    def beats(self, peer: str, count: int, **fields: Any) -> None:
+        """So many heartbeats of a peer, a second apart."""
+        for _ in range(count):
+            self.clock.run_for(1.0)
+            self.liveness.on_heartbeat(peer, beat(**fields))
+
+    def helper(self, peer: str) -> None:
+        """Somebody else who lives and may be asked."""
+        self.liveness.on_link_up(peer)
+        self.liveness.on_heartbeat(peer, beat())
+
+    def asked(self) -> list[Message]:
+        return [message for _, message in self.sent if message.kind == "probe_request"]
 
 
 def test_a_broken_link_is_a_loss_at_once_and_certain_a_moment_later() -> None:
@@ -79,3 +103,98 @@ def test_a_goodbye_needs_no_confirmation() -> None:
     bench.liveness.forget("b", 1)
     assert bench.told == ["lost", "gone"]
     assert bench.liveness.gone("b")
+
+
+def test_a_peer_that_others_reach_is_lost_but_not_gone_until_we_cannot_reach_it_for_long() -> None:
+    bench = Bench()
+    bench.helper("c")
+    bench.liveness.on_link_lost("b", "reset")
+    for _ in range(40):
+        bench.clock.run_for(0.5)
+        bench.liveness.on_heartbeat("c", beat())
+        if "gone" in bench.told:
+            break
+        for request in bench.asked()[-1:]:
+            ack = ProbeAck(peer="b", nonce=request.nonce, incarnation=1)  # type: ignore[attr-defined]
+            bench.liveness.probes.on_ack("c", ack)
+    assert bench.told == ["lost", "gone"]
+    assert 10 <= bench.clock.now() < 13
+
+
+def test_a_peer_that_answers_in_another_life_is_gone() -> None:
+    bench = Bench()
+    bench.helper("c")
+    bench.liveness.on_link_lost("b", "reset")
+    bench.liveness.on_link_lost("b", "nobody there")
+    (request,) = bench.asked()
+    ack = ProbeAck(peer="b", nonce=request.nonce, incarnation=2)  # type: ignore[attr-defined]
+    bench.liveness.probes.on_ack("c", ack)
+    assert bench.told == ["lost", "gone"]
+
+
+def test_a_compute_that_hangs_behind_living_heartbeats_is_a_loss_and_moving_again_a_return() -> None:
+    bench = Bench()
+    for progress in range(6):
+        bench.beats("b", 1, progress=progress, working=True)
+    borne_s = bench.liveness.hang_borne_s("b")
+    assert borne_s < 10
+    bench.beats("b", int(borne_s) - 1, progress=5, working=True)
+    assert bench.told == []
+    bench.beats("b", 3, progress=5, working=True)
+    assert bench.told == ["lost"]
+    bench.beats("b", 1, progress=6, working=True)
+    assert bench.told == ["lost", "back"]
+    bench.beats("b", 30, progress=6, working=True)
+    assert bench.told == ["lost", "back", "lost", "gone"]
+
+
+def test_a_peer_with_nothing_to_do_does_not_hang() -> None:
+    bench = Bench()
+    for progress in range(6):
+        bench.beats("b", 1, progress=progress, working=True)
+    bench.beats("b", 60, progress=5)
+    bench.beats("b", 3, progress=5, working=True)
+    assert bench.told == []
+
+
+def test_a_peer_whose_pace_was_not_measured_is_judged_by_all_others_pace() -> None:
+    bench = Bench()
+    bench.helper("c")
+    assert bench.liveness.hang_borne_s("b") == 60
+    for progress in range(6):
+        bench.liveness.on_heartbeat("b", beat())
+        bench.beats("c", 1, progress=progress, working=True)
+    assert bench.liveness.hang_borne_s("b") < 10
+
+
+def test_nobody_is_suspected_for_the_time_in_which_we_stood_still_ourselves() -> None:
+    bench = Bench()
+    bench.beats("b", 5)
+    bench.liveness._excuse(30.0)
+    bench.clock.run_for(6.0)
+    assert bench.told == []
+    bench.clock.run_for(30.0)
+    assert bench.told == ["lost", "gone"]
+
+
+def test_a_ban_outlives_a_new_link_and_a_new_life() -> None:
+    bench = Bench()
+    bench.liveness.ban("b")
+    assert bench.told == ["lost", "gone"]
+    for life in (1, 2):
+        bench.liveness.on_link_up("b")
+        bench.liveness.watch({"b": life})
+        bench.beats("b", 2, life=life)
+        assert not bench.liveness.alive("b")
+        assert not bench.liveness.reachable("b")
+    bench.liveness.pardon("b")
+    bench.beats("b", 1, life=2)
+    assert bench.told == ["lost", "gone", "back"]
+
+
+def test_phi_of_a_peer_rises_with_its_silence() -> None:
+    bench = Bench()
+    bench.beats("b", 6)
+    assert bench.liveness.phi("b") < 0.1
+    bench.clock.run_for(3.9)
+    assert 2 < bench.liveness.phi("b") < 8
