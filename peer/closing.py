@@ -24,10 +24,13 @@ class Closing:
         self._gossip = gossip
         self._newcomers = newcomers
         self._incomplete_since: float | None = None
+        self._read: dict[tuple[str, PeerId], tuple[Fact, CommitsFact]] = {}
+        """What facts say, by (topic, owner): they are looked at often and read once."""
 
     def begin(self) -> None:
         """A new step."""
         self._incomplete_since = None
+        self._read.clear()
 
     def tell_done(self, committed: tuple[Counted, ...]) -> None:
         """We, an origin, have committed all that we drew."""
@@ -45,7 +48,7 @@ class Closing:
     def on_fact(self, fact: Fact, news: Callable[[], None]) -> None:
         """A ``done`` or ``witness`` fact has come; ``news`` is called if it is of our step."""
         try:
-            commits = CommitsFact.from_bytes(fact.value)
+            commits = self._commits(fact)
         except ValueError as error:
             self._gossip.store.forget(lambda other: other == fact)
             self._context.strike(fact.owner, str(error))
@@ -53,10 +56,16 @@ class Closing:
         if commits.step == self._context.step:
             news()
 
+    def _commits(self, fact: Fact) -> CommitsFact:
+        known = self._read.get(fact.key)
+        if known is None or known[0] != fact:
+            self._read[fact.key] = known = (fact, CommitsFact.from_bytes(fact.value))
+        return known[1]
+
     def _facts_of_step(self, topic: str) -> dict[PeerId, CommitsFact]:
         found = {}
         for fact in self._gossip.store.of_kind(topic):
-            commits = CommitsFact.from_bytes(fact.value)
+            commits = self._commits(fact)
             if commits.step == self._context.step:
                 found[fact.owner] = commits
         return found

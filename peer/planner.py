@@ -9,7 +9,7 @@ from scheduler.gossip import Fact, Gossip
 from scheduler.instance import Instance
 from scheduler.paths import replacement, search
 from scheduler.plan import Plan, validate
-from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact, better
+from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact, Rank, rank
 from swarm.messages import Hop
 from swarm.transport.base import PeerId
 
@@ -29,7 +29,11 @@ class Planner:
         self._seed = seed
         self._views: dict[PeerId, PeerView] = {}
         self._instance: Instance | None = None
+        self._looked = False
+        """Is ``_instance`` the problem as it stood at the last review? Only who asks pays for it."""
         self._plan: Plan | None = None
+        self._standing: tuple[Plan, Instance, Rank] | None = None
+        """The held plan's rank, which each plan that comes is compared with."""
         self._gossip: Gossip | None = None
         self._closed = False
 
@@ -63,11 +67,20 @@ class Planner:
         return self._views.get(peer)
 
     def _weigh(self, plan: Plan) -> None:
-        instance = self._instance
+        """Only an origin takes paths from a plan; others pass it on."""
+        if self._context.stage != 0 or not self._context.active:
+            return
+        instance = self._problem()
         if instance is None or plan.epoch != instance.epoch or validate(plan, instance) is not None:
             return
-        if self._plan is None or better(self._plan, plan, instance) is plan:
+        if self._plan is None or rank(plan, instance) < self._rank_of_plan(self._plan, instance):
             self._plan = plan
+
+    def _rank_of_plan(self, plan: Plan, instance: Instance) -> Rank:
+        known = self._standing
+        if known is None or known[0] is not plan or known[1] is not instance:
+            self._standing = known = (plan, instance, rank(plan, instance))
+        return known[2]
 
     # -- what we say ---------------------------------------------------------------------------------------
 
@@ -76,7 +89,7 @@ class Planner:
             return
         self._context.clock.call_later(REVIEW_S, self._tick)
         self.tell()
-        self.review()
+        self.review(improve=True)
 
     def tell(self) -> None:
         """Gossip our own view."""
@@ -115,24 +128,34 @@ class Planner:
 
     # -- planning ------------------------------------------------------------------------------------------
 
-    def review(self) -> None:
-        """Look at the membership and the speeds again; an origin searches from the plan that it holds."""
+    def review(self, *, improve: bool = False) -> None:
+        """Look at the membership and the speeds again. An origin whose plan does not fit them any more, or
+        that may ``improve`` it, searches from the plan that it holds."""
         context = self._context
-        instance = self._look()
-        if instance is None:
-            return
-        self._instance = instance
-        before = self._plan
+        self._looked = False
         if context.stage != 0 or not context.active:
             return
-        plan = search(instance, seed=self._seed + context.step, previous=before, proposer=context.me)
+        instance = self._problem()
+        if instance is None:
+            return
+        before = self._plan
         held = before is not None and before.epoch == instance.epoch and validate(before, instance) is None
-        if before is not None and held and better(before, plan, instance) is before:
+        if held and not improve:
+            return
+        plan = search(instance, seed=self._seed + context.step, previous=before, proposer=context.me)
+        if before is not None and held and self._rank_of_plan(before, instance) <= rank(plan, instance):
             return
         self._plan = plan
         context.events.emit("planned", step=context.step, makespan_s=plan.makespan_s, epoch=plan.epoch)
         if self._gossip is not None:
             self._gossip.publish(PLAN_TOPIC, PlanFact(plan=plan).to_bytes())
+
+    def _problem(self) -> Instance | None:
+        """The scheduling problem as it stands since the last review; of before that if none comes of it."""
+        if not self._looked:
+            self._looked = True
+            self._instance = self._look() or self._instance
+        return self._instance
 
     def _look(self) -> Instance | None:
         """The scheduling problem of the members that live."""
@@ -201,7 +224,7 @@ class Planner:
         candidates = [p for p in context.living(stage) if p not in exclude and p != context.me]
         if not candidates:
             return None
-        instance = self._instance
+        instance = self._problem()
         listed = [p for p in candidates if instance is not None and p in instance.index]
         if instance is None or not listed:
             return candidates[0]

@@ -73,6 +73,7 @@ class SimExecutor:
     def __init__(self, clock: Clock, duration_s: Callable[[TaskKind], float]) -> None:
         self._clock = clock
         self._duration_s = duration_s
+        self._hung_until = 0.0
         self._closed = False
 
     def run(self, kind: TaskKind, work: Callable[[], Any], done: Done, failed: Failed) -> None:
@@ -83,8 +84,17 @@ class SimExecutor:
         else:
             self._clock.call_later(self._duration_s(kind), self._answer, done, result)
 
+    def hang(self, duration_s: float) -> None:
+        """What runs answers only after this time, as when a GPU hangs and comes to again."""
+        self._hung_until = max(self._hung_until, self._clock.now() + duration_s)
+
     def _answer(self, callback: Callable[[Any], None], argument: Any) -> None:
-        if not self._closed:
+        left_s = self._hung_until - self._clock.now()
+        if self._closed:
+            return
+        if left_s > 0:
+            self._clock.call_later(left_s, self._answer, callback, argument)
+        else:
             callback(argument)
 
     def close(self) -> None:

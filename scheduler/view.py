@@ -94,7 +94,10 @@ class PlanFact(Frozen):
         return cls(plan=plan)
 
 
-def rank(plan: Plan, instance: Instance) -> tuple[bool, int, float, str]:
+Rank = tuple[bool, int, float, str]
+
+
+def rank(plan: Plan, instance: Instance) -> Rank:
     """How ``plan`` stands in ``instance``; the least stands. What the plan claims of itself has no part in
     it.
 

@@ -254,22 +254,26 @@ class FaultPlan(Part):
 
     def at_time(self, time_s: float) -> FaultPlan:
         """When the last fault happens."""
-        return self._triggered(AtTime, time_s=time_s)
+        return self._at(AtTime, time_s=time_s)
 
     def at_step(self, step: int | None = None, offset_s: float = 0.0, **rest: Any) -> FaultPlan:
         """When the last fault happens."""
-        return self._triggered(AtStep, step=step, offset_s=offset_s, **rest)
+        return self._at(AtStep, step=step, offset_s=offset_s, **rest)
 
     def at_message(self, message: str, **rest: Any) -> FaultPlan:
         """When the last fault happens."""
-        return self._triggered(AtMessage, message=message, **rest)
+        return self._at(AtMessage, message=message, **rest)
 
-    def _triggered(self, made: type[AtTime | AtStep | AtMessage], **fields: Any) -> FaultPlan:
+    def triggered(self, trigger: AtTime | AtStep | AtMessage) -> FaultPlan:
+        """When the last fault happens."""
         if not self.faults:
             raise FaultPlanError("a trigger without a fault; add one first")
         *before, last = self.faults
+        return self._with((*before, last.model_copy(update={"trigger": trigger})))
+
+    def _at(self, made: type[AtTime | AtStep | AtMessage], **fields: Any) -> FaultPlan:
         try:
-            return self._with((*before, last.model_copy(update={"trigger": made(**fields)})))
+            return self.triggered(made(**fields))
         except ValidationError as error:
             raise FaultPlanError(one_line(error)) from None
 

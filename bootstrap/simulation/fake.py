@@ -23,6 +23,11 @@ class FakeDeferred:
     amount: int = 1
 
 
+def bounds(part: int, parts: int) -> slice:
+    """Where a part of a gradient lies."""
+    return slice(WIDTH * part // parts, WIDTH * (part + 1) // parts)
+
+
 class FakeBackend:
     """One stage. An activation is ``[step, index, checksum of the stages visited, 0]``."""
 
@@ -67,10 +72,11 @@ class FakeBackend:
         self.sum = np.zeros(WIDTH, dtype=np.int64)
 
     def gradient_part(self, part: int, parts: int) -> Any:
-        return np.array_split(self.sum, parts)[part].copy()
+        return self.sum[bounds(part, parts)].copy()
 
     def part_spec(self, part: int, parts: int) -> TensorSpec:
-        return TensorSpec(dtype="int64", shape=(len(np.array_split(self.sum, parts)[part]),))
+        span = bounds(part, parts)
+        return TensorSpec(dtype="int64", shape=(span.stop - span.start,))
 
     def combine(self, contributions: list[Any], tokens: int) -> Any:
         if not all(self.usable(values) for values in contributions):
@@ -82,10 +88,10 @@ class FakeBackend:
         return bool((values >= 0).all())
 
     def set_average(self, part: int, parts: int, values: Any) -> None:
-        np.array_split(self.average, parts)[part][:] = values
+        self.average[bounds(part, parts)] = values
 
     def average_part(self, part: int, parts: int) -> Any:
-        return np.array_split(self.average, parts)[part].copy()
+        return self.average[bounds(part, parts)].copy()
 
     def average_digest(self) -> str:
         return hashlib.sha256(self.average.tobytes()).hexdigest()

@@ -27,6 +27,21 @@ DURATIONS_S = {
 }
 
 
+class Broken(AssertionError):
+    """A promise that did not hold. ``rule``: lost, double, stuck, diverged or failed."""
+
+    def __init__(self, rule: str, why: str) -> None:
+        super().__init__(f"{rule}: {why}")
+        self.rule = rule
+        self.why = why
+
+
+def hold(truth: object, rule: str, why: object) -> None:
+    """Raise ``Broken`` unless it is true."""
+    if not truth:
+        raise Broken(rule, str(why))
+
+
 Tap = Callable[[str, str, Message], None]
 """(sender, receiver, message)"""
 
@@ -54,8 +69,7 @@ class TappedTransport:
     def on_message(self, sender: str, message: Message, tensor: Any) -> None:
         for tap in list(self._swarm.came):
             tap(sender, self.peer_id, message)
-        if not self._swarm.peers[self.peer_id].dead:
-            self._handler.on_message(sender, message, tensor)
+        self._inner.run(lambda: self._handler.on_message(sender, message, tensor))
 
     def admit(self, sender: str, message: Message, spec: TensorSpec) -> str | None:
         return self._handler.admit(sender, message, spec)
@@ -73,10 +87,12 @@ class SimPeer:
     def __init__(self, swarm: SimSwarm, name: str, stage: int, incarnation: int = 1) -> None:
         self.name = name
         self.stage = stage
+        self.incarnation = incarnation
         self.backend = FakeBackend(stage)
         transport = TappedTransport(swarm, swarm.network.transport(name))
         clock = swarm.network.clock_of(name)
         self.events = ListEvents(swarm.clock)
+        self.executor = SimExecutor(clock, lambda kind: swarm.pace * DURATIONS_S[kind])
         self.failures: list[Exception] = []
         self.dead = False
         self.core = Core(
@@ -86,7 +102,7 @@ class SimPeer:
             swarm.rules,
             transport=transport,
             clock=clock,
-            executor=SimExecutor(clock, lambda kind: swarm.pace * DURATIONS_S[kind]),
+            executor=self.executor,
             backend=self.backend,
             batches=FakeBatches(),
             events=self.events,
@@ -149,12 +165,16 @@ class SimSwarm:
             activation=SPEC,
         )
         self.peers: dict[str, SimPeer] = {}
+        self.former: list[SimPeer] = []
+        """Earlier lives of peers that came back."""
         self.origins: dict[int, tuple[str, ...]] = {}
         """Those of each step's agreed membership, as the first peer that began it knew them."""
         self.sent: list[Tap] = []
         """Called after each send."""
         self.came: list[Tap] = []
         """Called before each delivery."""
+        self.begun: list[Callable[[SimPeer], None]] = []
+        """Called when a peer has begun a step."""
         self.founders = tuple(
             Member(peer=f"s{stage}r{number}", stage=stage, incarnation=1)
             for stage, count in enumerate(replicas)
@@ -179,6 +199,8 @@ class SimSwarm:
     def newcomer(self, name: str, stage: int, incarnation: int = 1) -> SimPeer:
         """A peer that asks all that live to be admitted."""
         contacts = {peer.name for peer in self.living()} - {name}
+        if name in self.peers:
+            self.former.append(self.peers[name])
         self.peers[name] = peer = SimPeer(self, name, stage, incarnation)
         peer.core.join(contacts)
         return peer
@@ -199,25 +221,38 @@ class SimSwarm:
 
     def run_to(self, step: int, limit_s: float = 120.0) -> bool:
         """Until every living peer works on ``step`` or a later one."""
-        return self.clock.run_until(lambda: all(p.step >= step for p in self.living()), limit_s)
+        waiting: list[SimPeer] = []
+
+        def reached() -> bool:
+            """Looks at one who is behind; at all only when nobody known is."""
+            while waiting and (waiting[-1].dead or waiting[-1].step >= step):
+                waiting.pop()
+            if not waiting:
+                waiting.extend(peer for peer in self.living() if peer.step < step)
+            return not waiting
+
+        return self.clock.run_until(reached, limit_s)
 
     def check(self) -> None:
-        """What must hold at any time: one history, identical replicas, counts as the close says."""
+        """What must hold at any time: one history, identical replicas, counts as the close says.
+
+        Raises Broken with the rule that does not hold.
+        """
         closes: dict[int, Any] = {}
         digests: dict[tuple[int, int], dict[str, str]] = {}
-        for peer in self.peers.values():
-            assert not peer.failures, (peer.name, peer.failures)
+        for peer in self.lives():
+            hold(not peer.failures, "failed", f"{peer.name}: {peer.failures}")
             for closed in peer.events.of("closed"):
                 known = closes.setdefault(closed["step"], closed)
-                assert known == closed, f"two histories of step {closed['step']}"
+                hold(known == closed, "diverged", f"two histories of step {closed['step']}")
             for step, digest in peer.applied().items():
-                digests.setdefault((peer.stage, step), {})[peer.name] = digest
+                digests.setdefault((peer.stage, step), {})[f"{peer.name}/{peer.incarnation}"] = digest
         for (stage, step), by_peer in digests.items():
-            assert len(set(by_peer.values())) == 1, f"stage {stage} diverged in step {step}: {by_peer}"
+            hold(len(set(by_peer.values())) == 1, "diverged", f"stage {stage} in step {step}: {by_peer}")
         for step, closed in closes.items():
             indices = [entry[0] for entry in closed["counted"]]
-            assert len(indices) == len(set(indices)), f"a microbatch counts twice in step {step}"
-        for peer in self.peers.values():
+            hold(len(indices) == len(set(indices)), "double", f"step {step} counts {indices}")
+        for peer in self.lives():
             self._check_counts(peer, closes)
 
     def _check_counts(self, peer: SimPeer, closes: dict[int, Any]) -> None:
@@ -231,16 +266,19 @@ class SimSwarm:
                 for hop in path:
                     stage, _, name = hop.partition(":")
                     expected[index] += stage == str(peer.stage) and name in rosters[step]
-            assert list(average) == expected, (peer.name, step)
-            assert max(expected) <= 1
+            hold(max(expected) <= 1, "double", f"step {step} in stage {peer.stage}: {expected}")
+            for index, count in enumerate(average):
+                rule = "double" if count > expected[index] else "lost"
+                what = f"{peer.name} applied {count} of {expected[index]} of index {index} in step {step}"
+                hold(count == expected[index], rule, what)
 
     def of(self, event: str) -> list[tuple[str, dict[str, Any]]]:
         """(peer, fields) of each such event of any peer."""
-        return [(peer.name, fields) for peer in self.peers.values() for fields in peer.events.of(event)]
+        return [(peer.name, fields) for peer in self.lives() for fields in peer.events.of(event)]
 
     def trace(self) -> list[tuple[Any, ...]]:
         """Everything that happened, for comparing two runs."""
-        return [(p.name, *entry) for p in self.peers.values() for entry in p.events.entries]
+        return [(p.name, *entry) for p in self.lives() for entry in p.events.entries]
 
     def wasted(self, step: int) -> dict[tuple[str, int], int]:
         """(peer, index) -> forward computations of a living peer that differ from what counted there: once
@@ -260,10 +298,7 @@ class SimSwarm:
     def forwards(self, step: int) -> int:
         """Forward computations of ``step``, the origins' own among them, by all peers that ever lived."""
         return sum(
-            times
-            for peer in self.peers.values()
-            for (at, _), times in peer.backend.forwards.items()
-            if at == step
+            times for peer in self.lives() for (at, _), times in peer.backend.forwards.items() if at == step
         )
 
     def close_of(self, step: int) -> dict[str, Any]:
@@ -278,7 +313,13 @@ class SimSwarm:
     def began(self, peer: SimPeer) -> None:
         context = peer.core.context
         known = self.origins.setdefault(context.step, context.origins_of_step)
-        assert known == context.origins_of_step, f"two memberships of step {context.step}"
+        hold(known == context.origins_of_step, "diverged", f"two memberships of step {context.step}")
+        for told in self.begun:
+            told(peer)
+
+    def lives(self) -> list[SimPeer]:
+        """Every peer in each of its lives."""
+        return [*self.former, *self.peers.values()]
 
     def whole(self) -> None:
         """``check``, and every microbatch that the origins of each step drew was counted in it."""
@@ -286,4 +327,5 @@ class SimSwarm:
         drawn = self.rules.microbatches_per_origin
         for step in range(min(peer.step for peer in self.living())):
             indices = [entry[0] for entry in self.close_of(step)["counted"]]
-            assert indices == list(range(drawn * len(self.origins[step]))), f"step {step} counts {indices}"
+            expected = list(range(drawn * len(self.origins[step])))
+            hold(indices == expected, "lost", f"step {step} counts {indices} of {len(expected)}")

@@ -7,7 +7,7 @@ goes beside bulk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -62,6 +62,10 @@ class SimNetwork(Fabric):
         if both:
             self._models[b, a] = model
 
+    def link(self, a: PeerId, b: PeerId) -> LinkModel:
+        """What lies between ``a`` and ``b``, in that direction."""
+        return self._models.get((a, b), self._default)
+
     def set_uplink(self, peer_id: PeerId, bytes_per_s: float) -> None:
         self._hosts[peer_id].uplink = bytes_per_s
 
@@ -86,11 +90,16 @@ class SimNetwork(Fabric):
         self._blocked.add((b, a))
         self.reachability_changed()
 
+    def cut(self, group_of: Mapping[PeerId, Hashable], blocked: Iterable[tuple[PeerId, PeerId]]) -> None:
+        """In place of every earlier cut: peers reach each other whose groups are equal (those without one
+        have one of their own), except from the first to the second of each pair in ``blocked``."""
+        self._group_of = dict(group_of)
+        self._blocked = set(blocked)
+        self.reachability_changed()
+
     def heal(self) -> None:
         """End every partition and one-way cut; connections that outlived it deliver what they held."""
-        self._group_of = {}
-        self._blocked.clear()
-        self.reachability_changed()
+        self.cut({}, ())
 
     def crash(self, peer_id: PeerId) -> None:
         """The process dies: its timers and queues are gone, others see the loss after one latency."""
@@ -175,6 +184,10 @@ class SimTransport:
         return frozenset(
             peer for peer, connection in self._host.connections.items() if connection.sides[name].up
         )
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Do something on this peer's machine: now, when it thaws if it is frozen, never if it is dead."""
+        self._host.run(call)
 
     async def close(self) -> None:
         self.close_now()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ class Fabric:
         self._models: dict[tuple[PeerId, PeerId], LinkModel] = {}
         self._hosts: dict[PeerId, Host] = {}
         self._blocked: set[tuple[PeerId, PeerId]] = set()
-        self._group_of: dict[PeerId, int] = {}
+        self._group_of: dict[PeerId, Hashable] = {}
 
     def _latency_s(self, a: PeerId, b: PeerId) -> float:
         return self._models.get((a, b), self._default).latency_s

@@ -1,0 +1,136 @@
+"""One random swarm, one random fault plan, and the verdict: what ``benchmarks/faults.py`` does ten thousand
+times and the test suite two hundred times."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bootstrap.faults.plan import FaultPlan
+from bootstrap.faults.schedule import random_plan
+from bootstrap.faults.simulated import SimulatedFaults
+from bootstrap.simulation.swarm import Broken, SimSwarm, hold
+from swarm.transport.memory import LinkModel
+
+FAULTY_STEPS = range(1, 4)
+"""Steps in which faults begin."""
+STEPS_AFTER = 2
+"""Steps that must be made when everything is healed."""
+SIZES = ((6, 8), (6, 8), (6, 8), (6, 8), (6, 8), (9, 14), (9, 14), (9, 14), (15, 20), (6, 30))
+"""Least and most peers of a swarm, each as likely: small swarms have more that is the last of its kind."""
+START_LIMIT_S = 60.0
+FAULTS_LIMIT_S = 180.0
+HEAL_LIMIT_S = 60.0
+AFTER_LIMIT_S = 180.0
+"""Virtual time that each part of a trial may take before the swarm counts as stuck."""
+
+
+@dataclass
+class Outcome:
+    """What came of one seed. ``rule``: which promise was broken (``Broken.rule``), "" if none was."""
+
+    seed: int
+    rule: str = ""
+    why: str = ""
+    peers: int = 0
+    steps: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+
+
+class Trial:
+    """The swarm and the plan of ``seed``; ``run`` carries it through."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        rng = random.Random(f"trial {seed}")
+        replicas = _shape(rng)
+        length = rng.randint(max(2, len(replicas) - 2), len(replicas))
+        pace = rng.choice([4.0, 10.0, 25.0])
+        link = LinkModel(
+            latency_s=rng.choice([0.002, 0.01, 0.05, 0.15]),
+            jitter_s=rng.choice([0.0, 0.0, 0.01, 0.05]),
+            loss=rng.choice([0.0, 0.0, 0.0, 0.01]),
+        )
+        drawn = rng.choice([1, 2, 3])
+        self.swarm = SimSwarm(
+            replicas,
+            seed=seed,
+            path_length=length,
+            microbatches_per_origin=drawn,
+            memory_slots=rng.choice([1, 2, 4]),
+            validation_every=rng.choice([0, 0, 0, 0, 2]),
+            pace=pace,
+            default_link=link,
+        )
+        self.plan: FaultPlan = random_plan(
+            seed,
+            {member.peer: member.stage for member in self.swarm.founders},
+            spare_stages=len(replicas) - self.swarm.rules.min_path_length,
+            steps=FAULTY_STEPS,
+            step_s=pace * 0.03 * length * drawn,
+        )
+        self.faults: SimulatedFaults | None = None
+
+    def run(self) -> Outcome:
+        """Carry the plan out; what is broken is in the outcome."""
+        swarm = self.swarm
+        outcome = Outcome(self.seed, peers=len(swarm.peers))
+        try:
+            self._suffer()
+            swarm.whole()
+        except Broken as broken:
+            outcome.rule, outcome.why = broken.rule, broken.why
+        except Exception as error:  # whatever a peer's own code raised, in the simulated network's turn
+            outcome.rule, outcome.why = "failed", f"{type(error).__name__}: {error}"
+        outcome.steps = max(peer.step for peer in swarm.peers.values())
+        outcome.virtual_s = swarm.clock.now()
+        if self.faults is not None:
+            outcome.fired = self.faults.fired_kinds()
+        return outcome
+
+    def _suffer(self) -> None:
+        swarm, clock = self.swarm, self.swarm.clock
+        hold(swarm.run_to(FAULTY_STEPS.start, START_LIMIT_S), "stuck", "before any fault")
+        self.faults = faults = SimulatedFaults(swarm, self.plan)
+        hold(self._some_peer_reaches(FAULTY_STEPS.stop, FAULTS_LIMIT_S), "stuck", self._where())
+        faults.disarm()
+        clock.run_until(lambda: not faults.active, HEAL_LIMIT_S)
+        target = max(peer.step for peer in swarm.living()) + STEPS_AFTER
+        hold(swarm.run_to(target, AFTER_LIMIT_S), "stuck", self._where())
+        back = clock.run_until(lambda: all(p.core.context.active for p in swarm.living()), AFTER_LIMIT_S)
+        hold(back, "stuck", f"not taken in again: {self._where()}")
+
+    def _some_peer_reaches(self, step: int, limit_s: float) -> bool:
+        newest = max(peer.step for peer in self.swarm.living())
+
+        def began(peer: object) -> None:
+            nonlocal newest
+            newest = max(newest, peer.step)  # type: ignore[attr-defined]
+
+        self.swarm.begun.append(began)
+        return self.swarm.clock.run_until(lambda: newest >= step, limit_s)
+
+    def _where(self) -> str:
+        """Each living peer's step and state."""
+        return " ".join(
+            f"{peer.name}@{peer.step}{'' if peer.core.context.active else '?'}"
+            for peer in self.swarm.living()
+        )
+
+
+def _shape(rng: random.Random) -> tuple[int, ...]:
+    """Replicas of each stage: two to four origins, at least one peer of every other stage."""
+    peers = rng.randint(*rng.choice(SIZES))
+    origins = rng.choice([2, 2, 3, 4])
+    stages = rng.randint(2, min(5, 1 + (peers - origins) // 2))
+    replicas = [origins] + [1] * (stages - 1)
+    while sum(replicas) < peers:
+        replicas[rng.randrange(1, stages)] += 1
+    return tuple(replicas)
+
+
+def run(seed: int) -> Outcome:
+    """The outcome of one seed."""
+    return Trial(seed).run()
