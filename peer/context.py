@@ -109,8 +109,9 @@ class Batches(Protocol):
 class Routes(Protocol):
     """Where microbatches go (``peer/planner.py``)."""
 
-    def path(self, position: int) -> tuple[Hop, ...]:
-        """The path of this origin's microbatch number ``position`` of the step, from the plan it holds."""
+    def path(self, position: int, avoid: frozenset[PeerId] = frozenset()) -> tuple[Hop, ...]:
+        """The path of this origin's microbatch number ``position`` of the step, from the plan it holds;
+        around the peers of ``avoid`` where their stages have others."""
         ...
 
     def full_path(self) -> tuple[Hop, ...]:

@@ -31,7 +31,7 @@ class LivenessLimits:
     """A peer whose link broke is asked for after this, or as soon as a dial finds nobody."""
     ask_again_s: float = 1.0
     """While others vouch for a peer that we cannot reach, they are asked again."""
-    unreachable_s: float = 10.0
+    unreachable_s: float = 20.0
     """A peer that we cannot reach for so long is gone for us, whoever vouches for it."""
     redial_s: float = 0.2
     """Before the first new dial of a lost member; doubles up to ``max_redial_s``."""

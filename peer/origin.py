@@ -11,15 +11,20 @@ from typing import Any
 from peer.context import Batches, Context, draw_order
 from peer.held import Held, stages_of
 from peer.ledger import Committed, apply
+from peer.phi import Arrivals, PhiLimits
 from peer.router import Router
 from peer.validation import Validation
 from peer.worker import TaskKind
+from swarm.clock import Timer
 from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart
 from swarm.transport.base import PeerId
 
 RESTART_PAUSE_S = 0.02
 RESTART_PAUSE_MAX_S = 2.0
 """Before a microbatch is started anew: doubles, so that a stage without a replica is not asked in a loop."""
+LATE = PhiLimits(pause_s=10.0, least_deviation_s=0.5, most_s=300.0, unmeasured_s=60.0)
+"""Of the time from a microbatch's start to its commit. A later one is started anew on other peers, though all
+of its path live: one of them accepted it and does not pass it on."""
 ATTEMPTS_PER_ORIGIN = 1 << 16
 """Attempts of different origins at one index never share a number."""
 
@@ -41,6 +46,8 @@ class Started:
     gradient: Any = None
     output: Any = None
     head: Any = None
+    began_s: float = 0.0
+    late: Timer | None = None
 
 
 @dataclass
@@ -68,6 +75,9 @@ class Origin:
         self._attempts: dict[int, int] = {}
         self._positions: dict[int, int] = {}
         self._waiting: set[int] = set()
+        self._late_peers: dict[int, frozenset[PeerId]] = {}
+        """Those on whom an earlier attempt was late."""
+        self._trips = Arrivals(LATE)
         self._validation: Validation | None = None
         self.started: dict[int, Started] = {}
         self.committed: dict[int, Counted] = {}
@@ -92,10 +102,13 @@ class Origin:
     def stop(self) -> None:
         """What this peer drew is of no concern to it any more."""
         self.begun = -1
+        for started in self.started.values():
+            _settle(started)
         self.started.clear()
         self.committed.clear()
         self._attempts.clear()
         self._positions.clear()
+        self._late_peers.clear()
         self._waiting.clear()
         self._queue.clear()
         if self._validation is not None:
@@ -136,18 +149,30 @@ class Origin:
         self._attempts[index] = count + 1
         base = context.origins_of_step.index(context.me) * ATTEMPTS_PER_ORIGIN
         attempt = base + min(count, ATTEMPTS_PER_ORIGIN - 1)
-        path = context.routes.path(self._positions[index])
+        path = context.routes.path(self._positions[index], self._late_peers.get(index, frozenset()))
         tokens, labels = self._batches.train(context.step, index)
         held = Held((context.step, index, attempt), context.me, path, 0, 0, tokens)
-        self.started[index] = Started(index, attempt, held, labels)
+        self.started[index] = started = Started(index, attempt, held, labels, began_s=context.clock.now())
+        borne_s = self._trips.borne_s() * 2 ** min(count, 5)
+        started.late = context.clock.call_later(borne_s, self._late, started)
         context.events.emit("started", **held.fields(), path=[f"{h.stage}:{h.peer}" for h in path])
         self._router.start(held)
+
+    def _late(self, started: Started) -> None:
+        """It ought to have come home: somebody on its path holds it back, and nobody else sees it."""
+        if self.started.get(started.index) is not started or not self._context.running:
+            return
+        peers = {hop.peer for hop in (*started.held.path, *started.path)} - {self._context.me}
+        index = started.index
+        self._late_peers[index] = self._late_peers.get(index, frozenset()) | peers
+        self.restart(index, f"not back after {self._context.clock.now() - started.began_s:.0f} s")
 
     def restart(self, index: int, reason: str) -> None:
         """Give an attempt up and start the microbatch anew on another path."""
         started = self.started.pop(index, None)
         if started is None:
             return
+        _settle(started)
         self.figures.restarted += 1
         self._context.events.emit("restarted", **started.held.fields(), reason=reason)
         self._release(started, keep=())
@@ -250,6 +275,8 @@ class Origin:
         if started is None or started.held is not held or context.ledger.close is not None:
             return
         del self.started[started.index]
+        _settle(started)
+        self._trips.add(context.clock.now() - started.began_s)
         path = (held.path[0], *reversed(held.trail))
         counted = Counted(
             index=started.index,
@@ -328,3 +355,9 @@ class Origin:
         """What is validated goes around a lost peer; the router does the same for what trains."""
         if self._validation is not None:
             self._validation.on_lost(peer)
+
+
+def _settle(started: Started) -> None:
+    """Nobody waits for this attempt any more."""
+    if started.late is not None:
+        started.late.cancel()

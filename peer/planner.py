@@ -179,8 +179,8 @@ class Planner:
 
     # -- paths ---------------------------------------------------------------------------------------------
 
-    def path(self, position: int) -> tuple[Hop, ...]:
-        """The path of this origin's microbatch number ``position``, around peers that are lost by now."""
+    def path(self, position: int, avoid: frozenset[PeerId] = frozenset()) -> tuple[Hop, ...]:
+        """``Routes.path``, around peers that are lost by now."""
         context = self._context
         if self._plan is None:
             self.review()
@@ -191,6 +191,8 @@ class Planner:
             stage = stages.get(peer)
             if stage is None:
                 continue
+            if peer in avoid:
+                peer = self.replacement(stage, set(avoid)) or peer
             if not context.liveness.alive(peer):
                 peer = self.replacement(stage, set()) or ""
             if peer:
