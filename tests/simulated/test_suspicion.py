@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bootstrap.faults.plan import AtTime, FaultPlan, Hang, Target
+from bootstrap.faults.simulated import SimulatedFaults
 from bootstrap.simulation.swarm import SimSwarm
 from peer.standing import BAN_STRIKES
 from tests.simulated.test_faults import STEP, goes_on
@@ -98,3 +100,24 @@ def test_no_honest_peer_is_ever_struck() -> None:
         goes_on(swarm)
         struck += swarm.of("strike")
     assert struck == []
+
+
+def test_a_compute_that_hangs_is_routed_around_though_its_heartbeats_go_on() -> None:
+    swarm = SimSwarm((2, 2, 2), pace=20)
+    assert swarm.run_to(STEP + 1)
+    plan = FaultPlan(
+        seed=1,
+        faults=(Hang(target=Target(peer="s1r1"), duration_s=60, trigger=AtTime(time_s=0.5)),),
+    )
+    driver = SimulatedFaults(swarm, plan)
+    at = max(peer.step for peer in swarm.living())
+    others = [peer for peer in swarm.living() if peer.name != "s1r1"]
+    assert swarm.clock.run_until(lambda: all(peer.step >= at + 2 for peer in others), 50)
+    assert driver.fired[0] == 1
+    lost = {fields["reason"] for _, fields in swarm.of("lost") if fields["other"] == "s1r1"}
+    assert lost
+    assert all(reason.startswith("computes nothing") for reason in lost)
+    assert [fields for _, fields in swarm.of("rerouted") if fields["lost"] == "s1r1"]
+    swarm.clock.run_for(80)
+    goes_on(swarm)
+    assert swarm.peers["s1r1"].core.context.active
