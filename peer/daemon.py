@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from peer import checkpoint
+from peer.addresses import AddressBook
 from peer.announce import Announcer
 from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec, warm_up
 from peer.context import StepRules
@@ -118,6 +119,7 @@ class Daemon:
         self._events: EventLog = NoEvents()
         if options.events is not None:
             self._events = JsonLinesEvents(options.events, self._identity.peer_id, clock)
+        self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
         self._checkpointed = -1
@@ -128,9 +130,10 @@ class Daemon:
     async def run(self) -> int:
         """Join, train, leave. 0 when the run is finished or the user left."""
         options = self._options
+        seeds = self._book.seeds(options.join.addresses)
         host = await P2PHost.start(
             self._identity,
-            initial_peers=options.join.addresses,
+            initial_peers=seeds,
             host_maddrs=options.host_maddrs,
             announce_maddrs=options.announce_maddrs or None,
             clock=self._clock,
@@ -147,7 +150,7 @@ class Daemon:
                 self._identity,
                 options.join.run_id,
                 clock=self._clock,
-                initial_peers=options.join.addresses,
+                initial_peers=seeds,
             )
             try:
                 await self._take_part(host, directory)
@@ -267,9 +270,11 @@ class Daemon:
     async def _learn(self, directory: Directory, transport: Libp2pTransport) -> None:
         """Where the others may be dialled."""
         try:
-            for record in await directory.peers():
+            records = await directory.peers()
+            for record in records:
                 if record.peer != self._me.peer:
                     transport.learn(record.peer, record.addresses)
+            self._book.remember(records, self._me.peer)
         except DirectoryError as error:
             self._events.emit("directory", reason=str(error))
 
