@@ -286,10 +286,10 @@ class Core:
     def _stale(self, sender: PeerId, message: m.MicrobatchMessage) -> bool:
         """Is it from a life that the step's agreed membership does not name: a zombie's, woken after it was
         voted out, or one that has begun anew? What is for a later step may be of members not yet known."""
+        if message.step > self.context.step:
+            return False
         life = self.context.lives.get(sender)
-        if life is None:
-            return message.step <= self.context.step
-        return self.liveness.stale(sender, life)
+        return life is None or self.liveness.stale(sender, life)
 
     def admit(self, sender: PeerId, message: m.Message, spec: m.TensorSpec) -> str | None:
         """Only tensors of exactly the shape that the step expects are read."""
@@ -534,6 +534,7 @@ class Core:
         context.worker.clear()
         context.incarnation += 1
         self.join({member.peer for member in members} - {context.me})
+        self.liveness.tell()
 
     def _compute_failed(self, error: Exception) -> None:
         self.context.events.emit("compute_failed", reason=f"{type(error).__name__}: {error}")

@@ -70,6 +70,12 @@ def stages_of(path: Iterable[Hop]) -> tuple[int, ...]:
     return tuple(hop.stage for hop in path)
 
 
+def outdated(path: tuple[Hop, ...], other: tuple[Hop, ...]) -> bool:
+    """Was ``path`` given up for ``other``, of the same stages? The first hop that was replaced in one of them
+    decides: what came after it on the other way belongs to the lost one."""
+    return [hop.version for hop in path] < [hop.version for hop in other]
+
+
 class Holdings(dict[Key, Held]):
     """The microbatches that this hop holds."""
 

@@ -206,6 +206,12 @@ class Liveness:
         neighbour = self._neighbours.get(peer)
         return neighbour.beats.phi(self._clock.now() - neighbour.last_heard_s) if neighbour else 0.0
 
+    def tell(self) -> None:
+        """Our life has changed: everyone hears it before anything that we send in the new one."""
+        for neighbour in self._neighbours.values():
+            if neighbour.up:
+                self._send_beat(neighbour)
+
     def ban(self, peer: PeerId) -> None:
         """Lost and gone, in whatever life it comes, until ``pardon``."""
         self._banned.add(peer)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.context import Batches, Context, draw_order
-from peer.held import Held, stages_of
+from peer.held import Held, outdated, stages_of
 from peer.ledger import Committed, apply
 from peer.phi import Arrivals, PhiLimits
 from peer.router import Router
@@ -209,6 +209,8 @@ class Origin:
             return
         stages = stages_of(message.path)
         if started.stages == stages:
+            if outdated(message.path, started.path):
+                return
             started.path, started.revision = message.path, message.revision
             if started.gradient is not None:
                 self._send_gradient(started)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.context import Context
-from peer.held import Held, Holdings, Phase, stages_of
+from peer.held import Held, Holdings, Phase, outdated, stages_of
 from peer.ledger import Committed, apply, counted_of
 from peer.sums import Sums
 from peer.worker import TaskKind
@@ -97,7 +97,7 @@ class Router:
         """A rerouting before us brings a microbatch that we already hold."""
         ours, theirs = held.path[: held.hop], message.path[: message.hop]
         if stages_of(ours) == stages_of(theirs):
-            if theirs[-1].version < ours[-1].version:
+            if outdated(theirs, ours):
                 return
             # Our own place too: what was sent under its old version must not release the new one.
             here = max(held.path[held.hop], message.path[message.hop], key=lambda hop: hop.version)
