@@ -192,7 +192,7 @@ class Core:
     def join(self, contacts: set[PeerId]) -> None:
         """Ask these members to be admitted; serve when the stage's state is here."""
         self.context.active = self.context.running = False
-        self.joiner = Joiner(self.context, on_ready=self._admitted)
+        self.joiner = Joiner(self.context, on_ready=self._admitted, on_missed=self._fall_out)
         self.joiner.begin(contacts)
         self.liveness.watch(dict.fromkeys(contacts))
 
@@ -523,7 +523,7 @@ class Core:
         context = self.context
         context.events.emit("fell_out", step=context.step, reason=reason)
         close = context.ledger.close
-        members = close.members if close is not None else context.members
+        members = close.members if close is not None and self.joiner is None else context.members
         goodbye = m.Goodbye(incarnation=context.incarnation)
         for peer in self.liveness.linked():
             context.transport.send(peer, goodbye)  # nobody must wait for us in the averaging

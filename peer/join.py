@@ -95,11 +95,19 @@ class Download:
 
 
 class Joiner:
-    """A newcomer's way in: asks, downloads, catches up; ``on_ready(step, members)`` ends it."""
+    """A newcomer's way in: asks, downloads, catches up; ``on_ready(step, members)`` ends it, and so does
+    ``on_missed(reason)``: it was named a member, and cannot do what the others now wait for."""
 
-    def __init__(self, context: Context, *, on_ready: Callable[[int, tuple[Member, ...]], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        on_ready: Callable[[int, tuple[Member, ...]], None],
+        on_missed: Callable[[str], None],
+    ) -> None:
         self._context = context
         self._on_ready = on_ready
+        self._on_missed = on_missed
         self.contacts: set[PeerId] = set()
         """Members, whose word on decisions is taken."""
         self._closes: dict[int, StepClose] = {}
@@ -297,7 +305,6 @@ class Joiner:
         return [parts[part][1] for part in sorted(parts)]
 
     def _catch_up(self) -> None:
-        context = self._context
         step = self._state_step
         if step is None or self._applying or self._closed:
             return
@@ -305,18 +312,20 @@ class Joiner:
             parts = self._whole(step)
             if parts is not None:
                 self._apply(step, parts)
-            elif max(self._closes) > step + 1:
+            elif max(self._closes) > step + 1 or self._named(step):
                 self._start_over(step)
             return
-        member = any(
-            m.peer == context.me and not m.learning
-            for m in (self._closes[step - 1].members if step - 1 in self._closes else ())
-        )
-        if member and self.ready:
+        if self._named(step) and self.ready:
             self.close()
             self._on_ready(step, self._closes[step - 1].members)
         elif self.ready:
             self._say_ready()
+
+    def _named(self, step: int) -> bool:
+        """Do the others count on us as a member of ``step``, and not as a learner?"""
+        close = self._closes.get(step - 1)
+        me = self._context.me
+        return close is not None and any(m.peer == me and not m.learning for m in close.members)
 
     def _say_ready(self) -> None:
         context = self._context
@@ -357,6 +366,10 @@ class Joiner:
         """An average was missed: the state of a newer step is needed."""
         self._context.events.emit("missed_average", step=step)
         self._state_step = None
+        if self._named(max(self._closes) + 1):
+            self.close()
+            self._on_missed(f"this peer has missed the average of step {step}")
+            return
         self._closes = {max(self._closes): self._closes[max(self._closes)]}
         self._tried.clear()
         self._fetch()

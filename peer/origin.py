@@ -75,6 +75,8 @@ class Origin:
         self._attempts: dict[int, int] = {}
         self._positions: dict[int, int] = {}
         self._waiting: set[int] = set()
+        self._released: dict[PeerId, list[Release]] = {}
+        """What each peer was, or is to be, told to drop of this step."""
         self._late_peers: dict[int, frozenset[PeerId]] = {}
         """Those on whom an earlier attempt was late."""
         self._trips = Arrivals(LATE)
@@ -110,6 +112,7 @@ class Origin:
         self._positions.clear()
         self._late_peers.clear()
         self._waiting.clear()
+        self._released.clear()
         self._queue.clear()
         if self._validation is not None:
             self._validation.stop()
@@ -263,7 +266,9 @@ class Origin:
         self._context.transport.send(last, message, started.gradient)
 
     def on_back(self, peer: PeerId) -> None:
-        """The gradient may have been lost on its way to a last hop."""
+        """The gradient may have been lost on its way to a last hop, and a release on its way to any."""
+        for release in self._released.get(peer, ()):
+            self._context.transport.send(peer, release)
         for started in self.started.values():
             if started.gradient is not None and started.path[-1].peer == peer:
                 self._send_gradient(started)
@@ -316,11 +321,13 @@ class Origin:
         self._check_done()
 
     def _release(self, started: Started, keep: tuple[PeerId, ...]) -> None:
-        """Tell the peers of an attempt that are not on its committed path to drop what they hold."""
+        """Tell the peers of an attempt that are not on its committed path to drop what they hold; those that
+        are lost now hear it when they are back."""
         step, index, attempt = started.held.key
         release = Release(step=step, index=index, attempt=attempt)
         peers = {hop.peer for hop in (*started.held.path, *started.path)}
         for peer in sorted(peers - {self._context.me} - set(keep)):
+            self._released.setdefault(peer, []).append(release)
             if self._context.liveness.alive(peer):
                 self._context.transport.send(peer, release)
 

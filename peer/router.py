@@ -361,6 +361,16 @@ class Router:
         )
         if of_origin or replaced:
             self.held.drop(held)
+            self._release_next(held)
+
+    def _release_next(self, held: Held) -> None:
+        """Where a dropped microbatch was passed on to, perhaps by a rerouting that its origin does not know of,
+        nobody waits for it either."""
+        if held.phase in (Phase.FORWARDED, Phase.RETURNING) and held.hop + 1 < len(held.path):
+            step, index, attempt = held.key
+            version = held.path[held.hop + 1].version
+            release = Release(step=step, index=index, attempt=attempt, version=version)
+            self._context.transport.send(held.next_hop, release)
 
     # -- validation ----------------------------------------------------------------------------------------
 

@@ -44,3 +44,31 @@ def test_everyone_knows_at_once_of_the_new_life_of_a_peer_that_fell_out() -> Non
     assert core.context.incarnation == 2
     swarm.clock.run_for(0.05)
     assert not swarm.peers["s1r0"].core.liveness.stale("s0r1", 2)
+
+
+def test_an_attempt_that_a_blind_origin_gave_up_keeps_no_slot() -> None:
+    """Nothing reaches it for a while, so it takes all others for gone and starts its microbatch anew; what it
+    had under way fills the only slot of stage 2."""
+    swarm = SimSwarm((3, 2, 1, 2), path_length=4, memory_slots=1, microbatches_per_origin=1, pace=10)
+    plan = FaultPlan().add("one_way", peer="s0r0", duration_s=7.6).at_step(2, 0.15)
+    faults = suffers(swarm, plan)
+    assert faults.fired_kinds() == {"one_way": 1}
+
+
+@pytest.mark.parametrize("offset_s", [0.0, 0.05, 0.2, 0.5, 1.0])
+def test_a_newcomer_that_is_named_a_member_and_misses_the_average_before_is_not_waited_for(
+    offset_s: float,
+) -> None:
+    """The link to one of its replicas is cut, so that a part of the average never comes."""
+    swarm = SimSwarm((2, 1, 3), pace=4)
+    assert swarm.run_to(1)
+    peer = swarm.newcomer("new", 2)
+    assert swarm.clock.run_until(lambda: bool(peer.events.of("loaded")), 20)
+    swarm.clock.run_for(offset_s)
+    swarm.network.one_way("new", "s2r1")
+    swarm.network.one_way("s2r1", "new")
+    swarm.clock.run_for(12)
+    swarm.network.heal()
+    assert swarm.run_to(max(p.step for p in swarm.living()) + 3, 60)
+    assert swarm.clock.run_until(lambda: peer.core.context.active, 60)
+    swarm.whole()
