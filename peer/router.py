@@ -364,8 +364,8 @@ class Router:
             self._release_next(held)
 
     def _release_next(self, held: Held) -> None:
-        """Where a dropped microbatch was passed on to, perhaps rerouted without its origin's knowledge, nobody
-        waits for it either."""
+        """Where a dropped microbatch was passed on to, perhaps without its origin's knowledge, nobody waits
+        for it either."""
         if held.phase in (Phase.FORWARDED, Phase.RETURNING) and held.hop + 1 < len(held.path):
             step, index, attempt = held.key
             version = held.path[held.hop + 1].version
