@@ -156,9 +156,15 @@ class _TellPeople:
         there = ", ".join(
             f"stage {stage}: {count}/{waiting.needed}" for stage, count in enumerate(waiting.replicas)
         )
-        typer.echo(f"waiting for peers ({there})")
+        typer.echo(f"waiting for {waiting.lacking} ({there})")
 
     def genesis(self, genesis: Genesis) -> None:
+        if genesis.epoch:
+            typer.echo(
+                f"the run goes on from step {genesis.step} with {len(genesis.members)} peers "
+                f"(epoch {genesis.epoch})"
+            )
+            return
         typer.echo(
             f"the run has begun with {len(genesis.members)} peers. Ctrl-C ends this node, not the run."
         )
@@ -171,8 +177,18 @@ class _TellJson:
         typer.echo(json.dumps({"event": "ready", "run_id": join.run_id, "join": str(join)}))
 
     def waiting(self, waiting: Waiting) -> None:
-        typer.echo(json.dumps({"event": "waiting", "replicas": waiting.replicas, "needed": waiting.needed}))
+        typer.echo(
+            json.dumps(
+                {
+                    "event": "waiting",
+                    "replicas": waiting.replicas,
+                    "needed": waiting.needed,
+                    "lacking": waiting.lacking,
+                }
+            )
+        )
 
     def genesis(self, genesis: Genesis) -> None:
         members = [member.model_dump() for member in genesis.members]
-        typer.echo(json.dumps({"event": "genesis", "members": members}))
+        begun = {"event": "genesis", "epoch": genesis.epoch, "step": genesis.step, "members": members}
+        typer.echo(json.dumps(begun))

@@ -225,6 +225,7 @@ def _node(options: dict[str, Any]) -> int:
         signed=signed,
         key=load_researcher_key(Path(options["key"]), signed.verify()),
         identity=identity,
+        genesis_path=Path(options["identity"]).with_name("run.genesis"),
     )
 
     async def serve(stop: asyncio.Event) -> int:
@@ -233,8 +234,12 @@ def _node(options: dict[str, Any]) -> int:
             chosen,
             stop,
             on_ready=lambda join: events.emit("ready", join=str(join)),
-            on_waiting=lambda waiting: events.emit("waiting", replicas=waiting.replicas),
-            on_genesis=lambda genesis: events.emit("genesis", members=len(genesis.members)),
+            on_waiting=lambda waiting: events.emit(
+                "waiting", replicas=waiting.replicas, lacking=waiting.lacking
+            ),
+            on_genesis=lambda genesis: events.emit(
+                "genesis", epoch=genesis.epoch, step=genesis.step, members=len(genesis.members)
+            ),
         )
         return 0
 

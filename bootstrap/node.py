@@ -1,7 +1,8 @@
 """The researcher's node: a DHT node that others can find, the run's manifest, and its witness at birth.
 
-It takes no part in the training. When every stage has its replicas it signs, once, who begins (`Genesis`);
-afterwards the swarm can do without it, and only newcomers need an address to begin with.
+It takes no part in the training. When every stage has its replicas it signs who begins (`Genesis`);
+afterwards the swarm can do without it, and only newcomers need an address to begin with. It signs the next
+epoch when the run was stopped whole, or when too few members are left to agree (`bootstrap.epochs`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.create import load_genesis, write_whole
+from bootstrap.epochs import RUNNING, Beginning, beginning
 from swarm.clock import Clock, LoopClock
 from swarm.directory import Directory, DirectoryError
 from swarm.identity import Identity
 from swarm.joinstring import MAX_ADDRESSES, JoinString
 from swarm.manifest import Manifest, SignedManifest
-from swarm.messages import Member
 from swarm.records import Genesis, PeerRecord
 from swarm.transport.p2phost import P2PHost
 
@@ -47,10 +48,12 @@ class BootstrapOptions:
 
 @dataclass(frozen=True)
 class Waiting:
-    """How far the swarm is from its beginning: replicas present for each stage, and how many are needed."""
+    """How far the swarm is from its beginning: replicas present for each stage, how many are needed, and in a
+    few words what is lacking."""
 
     replicas: tuple[int, ...]
     needed: int
+    lacking: str = "replicas"
 
 
 async def run_bootstrap(
@@ -65,7 +68,7 @@ async def run_bootstrap(
     """Serve the run until ``stop`` is set.
 
     ``on_ready`` gets the join string when the manifest is published, ``on_waiting`` what is there whenever
-    that changes, ``on_genesis`` the genesis once it is published.
+    that changes, ``on_genesis`` each epoch's genesis once it is published.
 
     Raises ``UserError`` (``HostError``, ``DirectoryError``): a port in use, unreachable initial peers, a
     genesis file that is not this run's.
@@ -87,12 +90,8 @@ async def run_bootstrap(
         try:
             await directory.publish_manifest(options.signed)
             on_ready(JoinString(manifest.run_id, _dialable(await host.addresses())))
-            witness = _Witness(directory, manifest, options.key, options.genesis_path, kept)
-            genesis = await witness.wait_for_genesis(stop, on_waiting)
-            if genesis is not None:
-                await _publish(directory, genesis)
-                on_genesis(genesis)
-            await stop.wait()
+            witness = _Witness(directory, manifest, options.key, options.genesis_path, kept, clock)
+            await witness.serve(stop, on_waiting, on_genesis)
         finally:
             await directory.close()
     finally:
@@ -100,7 +99,7 @@ async def run_bootstrap(
 
 
 class _Witness:
-    """Finds the run's genesis, or makes it when its time has come."""
+    """Finds the run's genesis or makes it when its time has come, and each later epoch's."""
 
     def __init__(
         self,
@@ -109,52 +108,76 @@ class _Witness:
         key: Identity,
         path: Path | None,
         kept: Genesis | None,
+        clock: Clock,
     ) -> None:
         self._directory = directory
         self._manifest = manifest
         self._key = key
         self._path = path
         self._kept = kept
+        self._clock = clock
+        self._trained_s = clock.now()
+        """When a record last said that its peer trains."""
 
-    async def wait_for_genesis(
-        self, stop: asyncio.Event, on_waiting: Callable[[Waiting], None]
-    ) -> Genesis | None:
-        """The genesis: ours from before, another node's, or a new one; None once ``stop`` is set."""
-        seen: Waiting | None = None
+    async def serve(
+        self,
+        stop: asyncio.Event,
+        on_waiting: Callable[[Waiting], None],
+        on_genesis: Callable[[Genesis], None],
+    ) -> None:
+        """Until ``stop`` is set."""
+        told: Waiting | None = None
+        published: Genesis | None = None
         while not stop.is_set():
             try:
-                genesis = self._kept or await self._directory.genesis()
-                if genesis is not None:
-                    self._keep(genesis)
-                    return genesis
-                # A run that trains has begun, whoever forgot how: a second beginning would split it.
-                if not await self._directory.progress():
-                    peers = await self._directory.peers()
-                    waiting = self._count(peers)
-                    if min(waiting.replicas) >= waiting.needed:
-                        return self._begin(peers)
-                    if waiting != seen:
-                        seen = waiting
-                        on_waiting(waiting)
+                waiting = await self._look()
+                if self._kept is not None and self._kept != published:
+                    published = self._kept
+                    await _publish(self._directory, published)
+                    on_genesis(published)
+                if waiting is not None and waiting != told:
+                    on_waiting(waiting)
+                told = waiting
             except DirectoryError as error:
                 log.warning("%s", error)
             await _until(stop, LOOK_AGAIN_S)
-        return None
 
-    def _count(self, peers: list[PeerRecord]) -> Waiting:
+    async def _look(self) -> Waiting | None:
+        """Keep the newest genesis there is, made now if its time has come; else what is waited for."""
+        newest = await self._directory.genesis()
+        if newest is not None and (self._kept is None or newest.epoch > self._kept.epoch):
+            self._keep(newest)  # another node of the researcher's made it
+        # A run that trains has begun, whoever forgot how: a second beginning would split it.
+        begun = self._kept is not None or bool(await self._directory.progress())
+        peers = await self._directory.peers()
+        now = self._clock.now()
+        if any(record.state == "active" for record in peers):
+            self._trained_s = now
+        next_one = beginning(
+            peers,
+            stages=len(self._manifest.stages),
+            start_replicas=self._manifest.sync.start_replicas,
+            begun=begun,
+            quiet_s=now - self._trained_s,
+        )
+        if isinstance(next_one, Beginning):
+            epoch = self._kept.epoch + 1 if self._kept is not None else 0
+            genesis = Genesis.sign(
+                self._manifest, next_one.members, self._key, epoch=epoch, step=next_one.step
+            )
+            # Kept before anybody can hear of it: after a crash here the same members begin.
+            self._keep(genesis)
+            self._trained_s = now
+            return None
+        if next_one == RUNNING or (begun and not peers):
+            return None
+        return self._count(peers, next_one)
+
+    def _count(self, peers: list[PeerRecord], lacking: str) -> Waiting:
         replicas = [0] * len(self._manifest.stages)
         for peer in peers:
             replicas[peer.stage] += 1
-        return Waiting(tuple(replicas), self._manifest.sync.start_replicas)
-
-    def _begin(self, peers: list[PeerRecord]) -> Genesis:
-        members = tuple(
-            Member(peer=peer.peer, stage=peer.stage, incarnation=peer.incarnation) for peer in peers
-        )
-        genesis = Genesis.sign(self._manifest, members, self._key)
-        # Kept before anybody can hear of it: after a crash here the same members begin.
-        self._keep(genesis)
-        return genesis
+        return Waiting(tuple(replicas), self._manifest.sync.start_replicas, lacking)
 
     def _keep(self, genesis: Genesis) -> None:
         self._kept = genesis

@@ -49,10 +49,20 @@ class Agreement:
         self._on_decided = on_decided
         self.closes: dict[int, StepClose] = {}
         self._ready_since: float | None = None
+        self._alone_since: float | None = None
         self._closed = False
         self._order: tuple[PeerId, ...] = ()
         self._reset()
         context.clock.call_later(TICK_S, self._tick)
+
+    def forget(self) -> None:
+        """A new epoch: what an older one decided is given up."""
+        self.closes.clear()
+
+    @property
+    def without_majority_s(self) -> float:
+        """For how long this peer, a voter, has not seen enough others to close a step with; 0 if it does."""
+        return 0.0 if self._alone_since is None else self._context.clock.now() - self._alone_since
 
     def begin(self) -> None:
         """A new step: its members vote on its close."""
@@ -87,7 +97,16 @@ class Agreement:
     def _tick(self) -> None:
         if not self._closed:
             self._context.clock.call_later(TICK_S, self._tick)
+            self._count_living()
             self.consider()
+
+    def _count_living(self) -> None:
+        context = self._context
+        living = sum(not context.liveness.gone(peer) for peer in self._order)
+        if not context.active or context.me not in self._order or living >= self.majority:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = context.clock.now()
 
     # -- proposing -----------------------------------------------------------------------------------------
 
@@ -184,7 +203,11 @@ class Agreement:
             self._context.transport.send(sender, promise)
 
     def on_propose(self, sender: PeerId, message: Propose) -> None:
-        if not self._votable(sender, message) or message.close.step != message.step:
+        close = message.close
+        if not self._votable(sender, message) or (close.step, close.epoch) != (
+            message.step,
+            self._context.epoch,
+        ):
             return
         if message.ballot[0] == 0 and sender != self._order[0]:
             self._context.strike(sender, "a proposal of round 0 from a peer that is not the first")
@@ -203,10 +226,10 @@ class Agreement:
             if close is not None:
                 context.transport.send(sender, Decided(close=close))
             return False
-        if message.ballot[1] != sender or sender not in self._order:
+        if message.ballot[1] != sender:
             context.strike(sender, "a ballot in another's name")
             return False
-        return context.me in self._order
+        return sender in self._order and context.me in self._order
 
     def _reject(self, sender: PeerId, message: Prepare | Propose) -> None:
         rejected = Rejected(step=message.step, ballot=message.ballot, promised=self._promised)
@@ -215,8 +238,9 @@ class Agreement:
     # -- the decision --------------------------------------------------------------------------------------
 
     def on_decided(self, sender: PeerId, message: Decided) -> None:
-        if message.close.step == self._context.step and not self.decided:
-            self._decide(message.close)
+        close, context = message.close, self._context
+        if (close.step, close.epoch) == (context.step, context.epoch) and not self.decided:
+            self._decide(close)
 
     def on_query(self, sender: PeerId, message: StepQuery) -> None:
         """What was decided; to one so late that this is forgotten, the newest decision."""

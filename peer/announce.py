@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from peer.core import Core
+from peer.keeper import Keeper
 from peer.worker import TaskKind
 from swarm.clock import Clock
 from swarm.directory import Directory, DirectoryError
@@ -15,6 +16,8 @@ from swarm.records import PeerRecord, ProgressRecord
 
 REPORT_S = 2.0
 """Between two lines for the volunteer, and over which tokens/s are taken."""
+WAITING_S = 10.0
+"""Without a majority for so long, a member says that it waits for a new epoch."""
 MAX_MEMBERSHIP = 256
 """Members that a progress record names."""
 
@@ -40,9 +43,12 @@ class Announcer:
         self._measured_tokens = 0
         self._tokens_per_s = 0.0
         self.core: Core | None = None
+        self.keeper: Keeper | None = None
 
-    def waiting(self, stage: int, memory_slots: int) -> PeerRecord:
-        """A peer that has no place in the run yet and would host ``stage``."""
+    def waiting(
+        self, stage: int, memory_slots: int, checkpoints: tuple[tuple[int, str], ...] = ()
+    ) -> PeerRecord:
+        """A peer without a place in the run yet, which would host ``stage`` from one of these states."""
         return PeerRecord(
             peer=self._me.peer,
             incarnation=self._me.incarnation,
@@ -50,6 +56,7 @@ class Announcer:
             step=0,
             state="joining",
             memory_slots=memory_slots,
+            checkpoints=checkpoints,
             addresses=self._addresses,
             software=f"skipswarm {version('skipswarm')}",
         )
@@ -61,11 +68,12 @@ class Announcer:
             return
         context = core.context
         worker = context.worker
-        record = self.waiting(context.stage, context.rules.memory_slots).model_copy(
+        checkpoints = self.keeper.listed(context.stage) if self.keeper is not None else ()
+        record = self.waiting(context.stage, context.rules.memory_slots, checkpoints).model_copy(
             update={
                 "incarnation": context.incarnation,
                 "step": context.step,
-                "state": context.state,
+                "state": "waiting" if core.agreement.without_majority_s > WAITING_S else context.state,
                 "forward_s": worker.median_s(TaskKind.FORWARD) or 0.0,
                 "backward_s": worker.median_s(TaskKind.BACKWARD) or 0.0,
                 "tokens_per_s": self._tokens_per_s,

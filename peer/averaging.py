@@ -108,7 +108,7 @@ class Averaging:
         context = self._context
         assert self._close is not None
         step = self._close.step
-        current = Round(roster_of(step, members), members)
+        current = Round(roster_of(self._context.epoch, step, members), members)
         self._round = current
         own = members.index(context.me)
         current.contributions[context.me] = context.backend.gradient_part(own, len(members))
@@ -145,7 +145,7 @@ class Averaging:
         if not any(m.peer == sender and m.stage == context.stage for m in context.members):
             return  # it was voted out, or is not yet known to be in: it shows up again
         current = self._round
-        if message.roster == roster_of(message.step, ("answer", sender)):
+        if message.roster == roster_of(self._context.epoch, message.step, ("answer", sender)):
             self._on_answer(sender, message, tensor)
         elif isinstance(message, AverageStart):
             self._on_start(sender, message)
@@ -401,7 +401,7 @@ class Averaging:
         assert self._close is not None
         step = self._close.step
         context.events.emit("averaging_again", step=step, members=list(survivors))
-        again = Round(roster_of(step, survivors), survivors)
+        again = Round(roster_of(self._context.epoch, step, survivors), survivors)
         for peer in survivors:
             if peer != context.me:
                 self._send_start(peer, again)
@@ -439,7 +439,10 @@ class Averaging:
         if message.lineage != self._lineage:
             self._send_done(sender, message.step, "")
             return
-        roster, parts = roster_of(message.step, ("answer", context.me)), len(finished.members)
+        roster, parts = (
+            roster_of(self._context.epoch, message.step, ("answer", context.me)),
+            len(finished.members),
+        )
         start = AverageStart(step=message.step, stage=context.stage, roster=roster, members=finished.members)
         context.transport.send(sender, start)
         for part in range(parts):
@@ -457,7 +460,7 @@ class Averaging:
     def _send_done(self, to: PeerId, step: int, digest: str) -> None:
         """The end of an answer; an empty digest says that there is none."""
         context = self._context
-        roster = roster_of(step, ("answer", context.me))
+        roster = roster_of(self._context.epoch, step, ("answer", context.me))
         context.transport.send(to, AverageDone(step=step, stage=context.stage, roster=roster, digest=digest))
 
     def _on_answer(self, sender: PeerId, message: AverageMessage, tensor: Any) -> None:
@@ -481,7 +484,7 @@ class Averaging:
         """Apply the answer in place of an average of our own."""
         context, close = self._context, self._close
         assert close is not None
-        taken = Round(roster_of(close.step, ("answer", sender)), answer.members)
+        taken = Round(roster_of(self._context.epoch, close.step, ("answer", sender)), answer.members)
         self._round = taken
         values = [answer.parts.get(part) for part in range(len(answer.members))]
 

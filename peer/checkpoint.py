@@ -1,7 +1,9 @@
 """A stage's state on disk: safetensors beside a small manifest with its SHA-256, whole or not there at all.
 
 ``DIR/stage-002/step-00000100.safetensors`` and ``.json``. Written to a temporary file, synced, renamed; the
-manifest comes last, so that a crash at any point leaves the checkpoint before it.
+manifest comes last, so that a crash at any point leaves the checkpoint before it. Parameters, moments and the
+step are all that a run needs to go on bit-equal: the sampler is a function of (step, index), so the step is
+the position in the data.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def write(directory: Path, run_id: str, stage: int, step: int, image: bytes, man
     Raises:
         OSError: the disk is full or not writable; the checkpoints before stay.
     """
-    folder = directory / f"stage-{stage:03d}"
+    folder = _folder(directory, stage)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:08d}.safetensors"
     described = CheckpointManifest(
@@ -83,9 +85,26 @@ def _sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
+def listed(directory: Path, run_id: str, stage: int) -> tuple[tuple[int, str], ...]:
+    """(step, SHA-256) of each checkpoint of a stage that seems whole, newest first; images are not read."""
+    found = []
+    for path in sorted(_folder(directory, stage).glob("step-*.json"), reverse=True)[:KEPT]:
+        try:
+            described = _described(path, run_id, stage)
+        except CheckpointError:
+            continue
+        found.append((described.step, described.sha256))
+    return tuple(found)
+
+
+def at_step(directory: Path, run_id: str, stage: int, step: int) -> tuple[CheckpointManifest, bytes]:
+    """The checkpoint of ``step``. Raises CheckpointError."""
+    return read(_folder(directory, stage) / f"step-{step:08d}.json", run_id, stage)
+
+
 def newest(directory: Path, run_id: str, stage: int) -> tuple[CheckpointManifest, bytes] | None:
     """The newest checkpoint of a stage whose bytes hash to what its manifest says; None without one."""
-    for path in sorted((directory / f"stage-{stage:03d}").glob("step-*.json"), reverse=True):
+    for path in sorted(_folder(directory, stage).glob("step-*.json"), reverse=True):
         try:
             return read(path, run_id, stage)
         except CheckpointError:
@@ -99,12 +118,28 @@ def read(path: Path, run_id: str | None = None, stage: int | None = None) -> tup
     Raises:
         CheckpointError: unreadable, another run's or stage's, or its bytes do not hash to its digest.
     """
+    described = _described(path, run_id, stage)
+    image_path = path.with_suffix(".safetensors")
+    try:
+        image = image_path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{image_path}: not readable ({error}); take another checkpoint") from None
+    if hashlib.sha256(image).hexdigest() != described.sha256:
+        raise CheckpointError(f"{path}: its bytes do not hash to its digest; take another checkpoint")
+    return described, image
+
+
+def _folder(directory: Path, stage: int) -> Path:
+    return directory / f"stage-{stage:03d}"
+
+
+def _described(path: Path, run_id: str | None, stage: int | None) -> CheckpointManifest:
+    """What a checkpoint says of itself, and whether its image has the length that it says."""
     try:
         described = CheckpointManifest.model_validate_json(path.read_bytes())
         image_path = path.with_suffix(".safetensors")
         if image_path.stat().st_size != described.bytes:
             raise CheckpointError(f"{image_path}: {described.bytes} bytes expected; take another checkpoint")
-        image = image_path.read_bytes()
     except (OSError, ValidationError) as error:
         first = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: not readable ({first}); take another checkpoint") from None
@@ -114,6 +149,4 @@ def read(path: Path, run_id: str | None = None, stage: int | None = None) -> tup
         )
     if stage is not None and described.stage != stage:
         raise CheckpointError(f"{path}: stage {described.stage}'s checkpoint, not stage {stage}'s")
-    if hashlib.sha256(image).hexdigest() != described.sha256:
-        raise CheckpointError(f"{path}: its bytes do not hash to its digest; take another checkpoint")
-    return described, image
+    return described

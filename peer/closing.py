@@ -36,14 +36,20 @@ class Closing:
         """We, an origin, have committed all that we drew."""
         step = self._context.step
         self._context.events.emit("done", step=step, committed=len(committed))
-        self._gossip.publish(DONE_TOPIC, CommitsFact(step=step, counted=committed).to_bytes())
+        self._gossip.publish(DONE_TOPIC, self._fact(committed))
 
     def bear_witness(self, lost: PeerId) -> None:
         """A lost origin may have told only us of a commit: now everyone hears it."""
         heard = tuple(c for c in self._context.ledger.commits.values() if c.origin == lost)
         if heard:
-            fact = CommitsFact(step=self._context.step, counted=heard)
-            self._gossip.publish(WITNESS_TOPIC, fact.to_bytes())
+            self._gossip.publish(WITNESS_TOPIC, self._fact(heard))
+
+    def _fact(self, counted: tuple[Counted, ...]) -> bytes:
+        context = self._context
+        return CommitsFact(step=context.step, epoch=context.epoch, counted=counted).to_bytes()
+
+    def _of_step(self, commits: CommitsFact) -> bool:
+        return (commits.step, commits.epoch) == (self._context.step, self._context.epoch)
 
     def on_fact(self, fact: Fact, news: Callable[[], None]) -> None:
         """A ``done`` or ``witness`` fact has come; ``news`` is called if it is of our step."""
@@ -53,7 +59,7 @@ class Closing:
             self._gossip.store.forget(lambda other: other == fact)
             self._context.strike(fact.owner, str(error))
             return
-        if commits.step == self._context.step:
+        if self._of_step(commits):
             news()
 
     def _commits(self, fact: Fact) -> CommitsFact:
@@ -66,7 +72,7 @@ class Closing:
         found = {}
         for fact in self._gossip.store.of_kind(topic):
             commits = self._commits(fact)
-            if commits.step == self._context.step:
+            if self._of_step(commits):
                 found[fact.owner] = commits
         return found
 
@@ -93,5 +99,8 @@ class Closing:
         if not all(context.liveness.alive(member.peer) for member in members):
             return None  # lost a moment ago: back, or gone, a moment from now
         return StepClose(
-            step=context.step, counted=tuple(commits.values()), members=self._newcomers.admit(members)
+            step=context.step,
+            epoch=context.epoch,
+            counted=tuple(commits.values()),
+            members=self._newcomers.admit(members),
         )

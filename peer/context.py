@@ -155,6 +155,8 @@ class Context:
     backend: Backend
     events: EventLog
     step: int = 0
+    epoch: int = 0
+    """Of the genesis that the membership goes back to."""
     members: tuple[Member, ...] = ()
     origins_of_step: tuple[PeerId, ...] = ()
     running: bool = False

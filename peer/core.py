@@ -127,6 +127,8 @@ class Core:
         self.joiner: Joiner | None = None
         self.finished = False
         self.left = False
+        self.newest_epoch = 0
+        """That anybody named; unchecked, a reason to look into the directory."""
         self.loss_of_last_step: float | None = None
         self.validation_loss: float | None = None
         self.digest = ""
@@ -144,14 +146,51 @@ class Core:
 
     # -- life ----------------------------------------------------------------------------------------------
 
-    def found(self, members: tuple[m.Member, ...]) -> None:
-        """Be one of the run's first members: step 0 begins when all are linked, or after some patience."""
+    def found(
+        self, members: tuple[m.Member, ...], *, epoch: int = 0, step: int = 0, lineage: str = ""
+    ) -> None:
+        """Be one of those who begin ``step`` on the researcher's word: at the run's birth, or in a new epoch.
+
+        The backend holds the parameters of ``step``, which ``lineage`` names. The step begins when all are
+        linked, or after some patience. What this peer did in an older epoch is given up.
+        """
         context = self.context
-        context.members = members
+        self._drop_everything()
+        if self.joiner is not None:
+            self.joiner.close()
+            self.joiner = None
+        context.active = context.running = False
+        context.epoch, context.step, context.lineage, context.members = epoch, step, lineage, members
+        context.incarnation = next(o.incarnation for o in members if o.peer == context.me)
+        context.events.emit("founded", epoch=epoch, step=step, members=len(members))
         self._founding = {member.peer for member in members} - {context.me}
         self.liveness.watch({member.peer: member.incarnation for member in members})
         self._patience = context.clock.call_later(FOUNDING_PATIENCE_S, self._begin_founded, True)
         self._begin_founded(False)
+
+    def begin_again(self, members: tuple[m.Member, ...], *, epoch: int, step: int) -> bool:
+        """A new epoch that begins at this peer's own step: the majority was lost. False if it is at another
+        step, and must come in as a newcomer."""
+        context = self.context
+        if not context.active or context.step != step:
+            return False
+        self.averaging.stop()
+        context.running = False
+        context.worker.clear()
+
+        def cleared(_: None) -> None:
+            if context.step == step:
+                self.found(members, epoch=epoch, step=step, lineage=context.lineage)
+
+        context.worker.submit(TaskKind.SYNC, (step,), context.backend.discard_gradient, cleared)
+        return True
+
+    def leave_epoch(self, members: tuple[m.Member, ...], epoch: int) -> None:
+        """The run has begun again without this peer: come in anew."""
+        if self.joiner is None:
+            self._fall_out(f"the run goes on in epoch {epoch}, without this peer")
+        self.context.epoch, self.context.step = epoch, 0
+        self.join({member.peer for member in members} - {self.context.me})
 
     def _begin_founded(self, impatient: bool) -> None:
         if self._founding is None or not (impatient or self._founding <= set(self.liveness.linked())):
@@ -159,7 +198,7 @@ class Core:
         self._founding = None
         if self._patience is not None:
             self._patience.cancel()
-        self.begin(0, self.context.members)
+        self.begin(self.context.step, self.context.members)
 
     def begin(self, step: int, members: tuple[m.Member, ...]) -> None:
         """Be a member of ``step`` with the parameters that the backend holds."""
@@ -192,9 +231,17 @@ class Core:
     def join(self, contacts: set[PeerId]) -> None:
         """Ask these members to be admitted; serve when the stage's state is here."""
         self.context.active = self.context.running = False
+        if self.joiner is not None:
+            self.joiner.close()
         self.joiner = Joiner(self.context, on_ready=self._admitted, on_missed=self._fall_out)
         self.joiner.begin(contacts)
         self.liveness.watch(dict.fromkeys(contacts))
+
+    def meet(self, contacts: set[PeerId]) -> None:
+        """More members whom a newcomer may ask, as long as none of those that it knows answers."""
+        if self.joiner is not None and not any(map(self.liveness.reachable, self.joiner.contacts)):
+            self.joiner.contacts |= contacts
+            self.liveness.watch(dict.fromkeys(self.joiner.contacts))
 
     def all_linked(self) -> bool:
         """Is there a link to every member?"""
@@ -333,13 +380,16 @@ class Core:
             step=context.step,
             progress=context.worker.progress,
             working=context.worker.working,
+            epoch=context.epoch,
             state=context.state,
             sent_s=0.0,
         )
 
     def _heartbeat(self, sender: PeerId, message: m.Heartbeat) -> None:
         self.liveness.on_heartbeat(sender, message)
-        if message.step > self.context.step and message.state == "active":
+        self.newest_epoch = max(self.newest_epoch, message.epoch)
+        here = self.context
+        if message.epoch == here.epoch and message.step > here.step and message.state == "active":
             self._late(sender)
 
     def _goodbye(self, sender: PeerId, message: m.Goodbye) -> None:
@@ -406,10 +456,12 @@ class Core:
     def _decided_message(self, sender: PeerId, message: m.Decided) -> None:
         context, close = self.context, message.close
         if self.joiner is not None:
-            if sender in self.joiner.contacts:
+            if sender in self.joiner.contacts and close.epoch >= context.epoch:
                 self.joiner.on_decided(close)
         elif sender not in context.lives:
             pass  # it was voted out, or is not yet known to be in: no fault of its own
+        elif close.epoch != context.epoch:
+            pass  # given up, or of an epoch that the directory will tell us of
         elif close.step > context.step and context.active:
             if not self._counts_on_us(close) or close.step >= context.step + REMEMBERED_CLOSES:
                 self._fall_out(f"the others have closed step {close.step} without this peer")
@@ -527,14 +579,19 @@ class Core:
         goodbye = m.Goodbye(incarnation=context.incarnation)
         for peer in self.liveness.linked():
             context.transport.send(peer, goodbye)  # nobody must wait for us in the averaging
-        self.averaging.stop()
-        self.origin.stop()
-        self.router.sums.stop()
-        self.router.held.forget(context.step + 1)
-        context.worker.clear()
+        self._drop_everything()
         context.incarnation += 1
         self.join({member.peer for member in members} - {context.me})
         self.liveness.tell()
+
+    def _drop_everything(self) -> None:
+        """Nothing that is under way here counts any more."""
+        self.averaging.stop()
+        self.origin.stop()
+        self.router.sums.stop()
+        self.router.held.forget(self.context.step + 1)
+        self.context.worker.clear()
+        self.agreement.forget()
 
     def _compute_failed(self, error: Exception) -> None:
         self.context.events.emit("compute_failed", reason=f"{type(error).__name__}: {error}")

@@ -8,16 +8,18 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from peer import checkpoint
 from peer.addresses import AddressBook
 from peer.announce import Announcer
 from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec, warm_up
 from peer.context import StepRules
 from peer.core import Core, CoreOptions
+from peer.epochs import Epochs
+from peer.keeper import Keeper
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
 from peer.usage import Usage
 from peer.worker import TaskKind, ThreadExecutor
@@ -122,7 +124,6 @@ class Daemon:
         self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
-        self._checkpointed = -1
         self._usage: Usage | None = None
         self._p2pd_pid = 0
         self._core: Core | None = None
@@ -166,6 +167,9 @@ class Daemon:
 
     async def _take_part(self, host: P2PHost, directory: Directory) -> None:
         manifest = await find_manifest(directory, self._clock, self._stop)
+        self._keeper = Keeper(
+            self._options.directory / "checkpoints", manifest, events=self._events, report=self._report
+        )
         place = await find_place(
             directory,
             manifest,
@@ -173,7 +177,10 @@ class Daemon:
             self._clock,
             self._stop,
             wanted=self._options.stage,
-            announce=lambda stage: self._announcer.waiting(stage, manifest.limits.memory_slots),
+            own=self._keeper.newest_stage(),
+            announce=lambda stage: self._announcer.waiting(
+                stage, manifest.limits.memory_slots, self._keeper.listed(stage)
+            ),
             report=self._report,
         )
         transport = Libp2pTransport(
@@ -184,6 +191,7 @@ class Daemon:
         )
         core = self._assemble(manifest, place, transport)
         self._core = self._announcer.core = core
+        self._announcer.keeper = self._keeper
         try:
             await transport.open()
             await self._live(core, place, directory, transport, manifest)
@@ -233,11 +241,13 @@ class Daemon:
     async def _live(
         self, core: Core, place: Place, directory: Directory, transport: Libp2pTransport, manifest: Manifest
     ) -> None:
-        await self._learn(directory, transport)
-        if place.founding is not None:
-            core.found(place.founding)
+        epochs = Epochs(core, self._keeper, self._clock, events=self._events, report=self._report)
+        await self._learn(core, directory, transport)
+        if place.founding:
+            await epochs.begin(place.genesis)
         else:
             contacts = {p.peer for p in await directory.peers() if p.state == "active"}
+            core.context.epoch = place.genesis.epoch
             core.join(contacts - {self._me.peer})
         await self._announcer.publish(directory)
         published_s = learned_s = self._clock.now()
@@ -250,9 +260,10 @@ class Daemon:
             if now - published_s >= ANNOUNCE_S:
                 published_s = now
                 await self._announcer.publish(directory)
+            await epochs.review(directory)
             if now - learned_s >= (LEARN_S if core.all_linked() else ANNOUNCE_S):
                 learned_s = now
-                await self._learn(directory, transport)
+                await self._learn(core, directory, transport)
         if self._failure is None:
             await self._leave(core, directory)
 
@@ -267,14 +278,15 @@ class Daemon:
         for task in done:
             task.result()
 
-    async def _learn(self, directory: Directory, transport: Libp2pTransport) -> None:
-        """Where the others may be dialled."""
+    async def _learn(self, core: Core, directory: Directory, transport: Libp2pTransport) -> None:
+        """Where the others may be dialled, and for a newcomer whom to ask."""
         try:
             records = await directory.peers()
             for record in records:
                 if record.peer != self._me.peer:
                     transport.learn(record.peer, record.addresses)
             self._book.remember(records, self._me.peer)
+            core.meet({record.peer for record in records if record.state == "active"} - {self._me.peer})
         except DirectoryError as error:
             self._events.emit("directory", reason=str(error))
 
@@ -289,35 +301,13 @@ class Daemon:
         every = manifest.sync.checkpoint_every
         last = context.step >= manifest.optimizer.total_steps
         if last or (every and context.step % every == 0):
-            self._checkpoint(core, manifest)
+            self._keep(core)
 
-    def _checkpoint(self, core: Core, manifest: Manifest) -> None:
-        """Take the image between two steps; write it off the compute thread."""
+    def _keep(self, core: Core) -> None:
+        """Take the image between two steps; it is written off the compute thread."""
         context, step = core.context, core.context.step
-        loop = asyncio.get_running_loop()
-
-        def write(image: bytes) -> None:
-            path = checkpoint.write(
-                self._options.directory / "checkpoints",
-                manifest.run_id,
-                context.stage,
-                step,
-                image,
-                manifest.canonical.decode("ascii"),
-            )
-            loop.call_soon_threadsafe(lambda: self._events.emit("checkpoint", step=step, path=str(path)))
-            loop.call_soon_threadsafe(setattr, self, "_checkpointed", step)
-
-        def done(image: bytes) -> None:
-            loop.run_in_executor(None, self._guarded, write, image)
-
-        context.worker.submit(TaskKind.SYNC, (step,), context.backend.state_image, done)
-
-    def _guarded(self, write: Callable[[bytes], None], image: bytes) -> None:
-        try:
-            write(image)
-        except OSError as error:
-            self._report(f"checkpoint not written: {error.strerror}; free space in {self._options.directory}")
+        write = partial(self._keeper.write, context.stage, step)
+        context.worker.submit(TaskKind.SYNC, (step,), context.backend.state_image, write)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
@@ -329,12 +319,15 @@ class Daemon:
         """Finish what is held, say goodbye, and let the directory know."""
         context = core.context
         if core.finished:
-            await self._until(lambda: self._checkpointed >= context.step and core.others_finished(), LINGER_S)
+            await self._until(lambda: self._keeper.step >= context.step and core.others_finished(), LINGER_S)
             self._report(f"the run is finished: {context.step} steps")
         elif context.active:
             self._report("leaving at the end of this step; Ctrl-C again leaves now")
             core.drain()
             await self._until(lambda: core.left, DRAIN_S)
+            if core.left and context.step > self._keeper.step:
+                self._keep(core)
+                await self._until(lambda: self._keeper.step >= context.step, LINGER_S)
         core.leave()
         await self._announcer.publish(directory)
 

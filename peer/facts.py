@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scheduler.gossip import TopicLimit
 from scheduler.view import PLAN_TOPIC, VIEW_TOPIC
-from swarm.messages import Counted, Step
+from swarm.messages import Count, Counted, Step
 
 DONE_TOPIC = "done"
 WITNESS_TOPIC = "witness"
@@ -28,6 +28,7 @@ class CommitsFact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: Step
+    epoch: Count = 0
     counted: Annotated[tuple[Counted, ...], Field(max_length=1 << 16)]
 
     def to_bytes(self) -> bytes:

@@ -172,6 +172,10 @@ class Joiner:
     def on_decided(self, close: StepClose) -> None:
         """A step was closed: we are not in it, a learner of the next, or a member of the next."""
         context = self._context
+        if close.epoch > context.epoch:
+            context.epoch, context.step = close.epoch, 0
+            self._closes.clear()
+            self._state_step = None
         mine = next((member for member in close.members if member.peer == context.me), None)
         self.contacts = {member.peer for member in close.members} - {context.me}
         context.liveness.watch({m.peer: m.incarnation for m in close.members})

@@ -28,6 +28,10 @@ of its path live: one of them accepted it and does not pass it on."""
 ATTEMPTS_PER_ORIGIN = 1 << 16
 """Attempts of different origins at one index never share a number."""
 
+EPOCHS_APART = 16
+ATTEMPTS_PER_EPOCH = ATTEMPTS_PER_ORIGIN // EPOCHS_APART
+"""Nor do attempts of one origin in epochs that follow each other."""
+
 
 @dataclass
 class Started:
@@ -151,7 +155,8 @@ class Origin:
         count = self._attempts.get(index, 0)
         self._attempts[index] = count + 1
         base = context.origins_of_step.index(context.me) * ATTEMPTS_PER_ORIGIN
-        attempt = base + min(count, ATTEMPTS_PER_ORIGIN - 1)
+        base += context.epoch % EPOCHS_APART * ATTEMPTS_PER_EPOCH
+        attempt = base + min(count, ATTEMPTS_PER_EPOCH - 1)
         path = context.routes.path(self._positions[index], self._late_peers.get(index, frozenset()))
         tokens, labels = self._batches.train(context.step, index)
         held = Held((context.step, index, attempt), context.me, path, 0, 0, tokens)

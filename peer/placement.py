@@ -31,8 +31,10 @@ class Place:
     """Where a peer stands in the run when it begins."""
 
     stage: int
-    founding: tuple[Member, ...] | None
-    """The members of step 0 if this peer is one of them; None for a newcomer."""
+    genesis: Genesis
+    """The newest."""
+    founding: bool
+    """Is this peer one of its members? Else it is a newcomer."""
 
 
 async def pause(clock: Clock, duration_s: float, stop: asyncio.Event) -> None:
@@ -81,7 +83,7 @@ def assign(peers: list[PeerRecord], me: str, manifest: Manifest) -> int:
     A function of the records alone, so peers that see the same records take different places.
     """
     count, length = len(manifest.stages), manifest.path_length
-    hosted = [Hosted(p.stage) for p in peers if p.state == "active"]
+    hosted = [Hosted(p.stage) for p in peers if p.state in ("active", "waiting")]
     waiting = sorted({p.peer for p in peers if p.state == "joining"} | {me})
     for peer in waiting:
         stage = choose_stage(
@@ -105,10 +107,15 @@ async def find_place(
     stop: asyncio.Event,
     *,
     wanted: int | None,
+    own: int | None,
     announce: Callable[[int], PeerRecord],
     report: Callable[[str], None],
 ) -> Place:
-    """Announce, and wait until the run begins or, if it has begun, take the stage most in need."""
+    """Announce, and wait until the run begins or, if it has begun, take the stage most in need.
+
+    ``own`` is the stage whose state this peer holds from an earlier life: it takes that one again, unless
+    another has no replica at all.
+    """
     if wanted is not None and not 0 <= wanted < len(manifest.stages):
         raise PlacementError(f"no stage {wanted}: this run has stages 0 to {len(manifest.stages) - 1}")
     stage: int | None = None
@@ -116,8 +123,8 @@ async def find_place(
     while True:
         genesis = await directory.genesis()
         if genesis is not None:
-            return await _place_of(directory, genesis, manifest, me, wanted)
-        chosen = wanted if wanted is not None else assign(await directory.peers(), me.peer, manifest)
+            return await _place_of(directory, genesis, manifest, me, wanted, own)
+        chosen = await _choose(directory, manifest, me, wanted, own)
         if chosen != stage:
             stage = chosen
             await directory.announce(announce(stage))
@@ -127,11 +134,28 @@ async def find_place(
         await pause(clock, LOOK_AGAIN_S, stop)
 
 
+async def _choose(
+    directory: Directory, manifest: Manifest, me: Member, wanted: int | None, own: int | None
+) -> int:
+    if wanted is not None:
+        return wanted
+    peers = await directory.peers()
+    hosted = {peer.stage for peer in peers if peer.state == "active" and peer.peer != me.peer}
+    if own is not None and (not hosted or len(hosted | {own}) == len(manifest.stages)):
+        return own
+    return assign(peers, me.peer, manifest)
+
+
 async def _place_of(
-    directory: Directory, genesis: Genesis, manifest: Manifest, me: Member, wanted: int | None
+    directory: Directory,
+    genesis: Genesis,
+    manifest: Manifest,
+    me: Member,
+    wanted: int | None,
+    own: int | None,
 ) -> Place:
     for member in genesis.members:
         if member.peer == me.peer and member.incarnation == me.incarnation:
-            return Place(member.stage, genesis.members)
-    stage = wanted if wanted is not None else assign(await directory.peers(), me.peer, manifest)
-    return Place(stage, None)
+            return Place(member.stage, genesis, founding=True)
+    stage = await _choose(directory, manifest, me, wanted, own)
+    return Place(stage, genesis, founding=False)

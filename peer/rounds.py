@@ -9,9 +9,9 @@ from typing import Any
 from swarm.transport.base import PeerId
 
 
-def roster_of(step: int, members: tuple[PeerId, ...]) -> str:
-    """The name of a set of peers that average ``step`` together."""
-    return hashlib.sha256("|".join([str(step), *members]).encode()).hexdigest()[:16]
+def roster_of(epoch: int, step: int, members: tuple[PeerId, ...]) -> str:
+    """The name of a set of peers that average ``step`` of ``epoch`` together."""
+    return hashlib.sha256("|".join([str(epoch), str(step), *members]).encode()).hexdigest()[:16]
 
 
 def lineage_after(lineage: str, average_digest: str) -> str:

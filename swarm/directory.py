@@ -89,6 +89,7 @@ class Directory:
         self._sequence = 0
         self._newest: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         self._stages: int | None = None
+        self._genesis: Genesis | None = None
         self._renewal: Timer | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._closed = False
@@ -223,10 +224,12 @@ class Directory:
         return None
 
     async def genesis(self) -> Genesis | None:
-        """The run's first membership, verified; None when there is none (any more)."""
+        """The membership of the newest epoch that we have ever read, verified; None when there is none."""
         for envelope in await self._read([dht_key(self.run_id, "genesis")]):
-            return cast(GenesisRecord, envelope.record).genesis
-        return None
+            genesis = cast(GenesisRecord, envelope.record).genesis
+            if self._genesis is None or genesis.epoch > self._genesis.epoch:
+                self._genesis = genesis
+        return self._genesis
 
     async def _read(self, keys: list[str]) -> list[Envelope]:
         """Every record under ``keys`` that holds and has not expired."""

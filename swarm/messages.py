@@ -168,6 +168,7 @@ class Heartbeat(Message):
     """Compute tasks finished; while it is ``working`` and this stands still, its compute hangs."""
     working: bool = False
     state: Literal["joining", "active", "leaving"]
+    epoch: Count = 0
     sent_s: Seconds
     echo_s: Seconds | None = None
     held_s: Seconds = 0.0
@@ -258,11 +259,16 @@ class Counted(BaseModel):
 
 
 class StepClose(BaseModel):
-    """What one step's agreement decides: the microbatches that count, and who takes part from here on."""
+    """What one step's agreement decides: the microbatches that count, and who takes part from here on.
+
+    ``epoch`` is that of the genesis which the membership goes back to: what was decided in an older one is
+    given up when the run begins again.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: Step
+    epoch: Count = 0
     counted: Annotated[tuple[Counted, ...], Field(max_length=1 << 20)]
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
 

@@ -24,7 +24,7 @@ MAX_AHEAD_S = 120.0
 """A record may not expire later than this from now: a lasting one would freeze its key for everybody."""
 
 _RECORD_PREFIX = b"skipswarm record 1\n"
-_GENESIS_PREFIX = b"skipswarm genesis 1\n"
+_GENESIS_PREFIX = b"skipswarm genesis 2\n"
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
 Text = Annotated[str, Field(max_length=64)]
@@ -56,7 +56,8 @@ class PeerRecord(Record):
     kind: Literal["peer"] = "peer"
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
     step: Step
-    state: Literal["joining", "active", "leaving"]
+    state: Literal["joining", "active", "waiting", "leaving"]
+    """``waiting``: an active member that sees no majority, and can go on only in a new epoch."""
     forward_s: Rate = 0.0
     backward_s: Rate = 0.0
     memory_slots: Count = 0
@@ -66,6 +67,8 @@ class PeerRecord(Record):
     software: Text = ""
     digest: Digest = ""
     """SHA-256 of the stage's parameters at ``step``, in hex; empty when not known."""
+    checkpoints: Annotated[tuple[tuple[Step, Digest], ...], Field(max_length=8)] = ()
+    """(step, SHA-256 of the image) of the states of ``stage`` that the peer could begin from."""
 
 
 class ProgressRecord(Record):
@@ -105,21 +108,33 @@ class ManifestRecord(Record):
 
 
 class Genesis(_Model):
-    """The run's first agreed membership: who is there when step 0 begins, on the researcher's word.
+    """An agreed membership on the researcher's word: who is there when ``step`` begins.
 
-    Holds the manifest, so that anybody who has only the run id can check the researcher's signature.
+    The first is of epoch 0 and step 0. When a run was stopped whole, or has lost the majority that could
+    agree on anything, the next epoch begins it again at a step whose parameters its members hold. Holds the
+    manifest, so that anybody who has only the run id can check the researcher's signature.
     """
 
     manifest: Annotated[str, Field(max_length=MAX_MANIFEST_BYTES)]
+    epoch: Count = 0
+    step: Step = 0
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
     signature: Signature
 
     @classmethod
-    def sign(cls, manifest: Manifest, members: tuple[Member, ...], key: Identity) -> Genesis:
+    def sign(
+        cls, manifest: Manifest, members: tuple[Member, ...], key: Identity, *, epoch: int = 0, step: int = 0
+    ) -> Genesis:
         """The researcher's word on ``members``, which are put in order of (stage, peer)."""
         members = tuple(sorted(members, key=lambda member: (member.stage, member.peer)))
-        signature = key.sign(_genesis_bytes(manifest.run_id, members))
-        return cls(manifest=manifest.canonical.decode("ascii"), members=members, signature=signature.hex())
+        signature = key.sign(_genesis_bytes(manifest.run_id, epoch, step, members))
+        return cls(
+            manifest=manifest.canonical.decode("ascii"),
+            epoch=epoch,
+            step=step,
+            members=members,
+            signature=signature.hex(),
+        )
 
     def verify(self, run_id: str) -> Manifest:
         """The run's manifest, once it and the researcher's signature hold. Raises ``RecordError``."""
@@ -130,16 +145,17 @@ class Genesis(_Model):
         if manifest.run_id != run_id:
             raise RecordError("manifest is not the run's")
         signer = peer_id_of(bytes.fromhex(manifest.researcher))
-        if not verify(signer, _genesis_bytes(run_id, self.members), bytes.fromhex(self.signature)):
+        signed = _genesis_bytes(run_id, self.epoch, self.step, self.members)
+        if not verify(signer, signed, bytes.fromhex(self.signature)):
             raise RecordError("not the researcher's signature")
         if any(member.stage >= len(manifest.stages) for member in self.members):
             raise RecordError("no such stage")
         return manifest
 
 
-def _genesis_bytes(run_id: str, members: tuple[Member, ...]) -> bytes:
+def _genesis_bytes(run_id: str, epoch: int, step: int, members: tuple[Member, ...]) -> bytes:
     rows = [member.model_dump(mode="json") for member in members]
-    document = {"members": rows, "run": run_id, "step": 0}
+    document = {"epoch": epoch, "members": rows, "run": run_id, "step": step}
     return _GENESIS_PREFIX + json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 

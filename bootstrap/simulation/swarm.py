@@ -317,6 +317,17 @@ class SimSwarm:
         for told in self.begun:
             told(peer)
 
+    def new_epoch(self, step: int, members: tuple[Member, ...]) -> None:
+        """They begin ``step`` again: what an older epoch decided of it and later is no history any more."""
+        for peer in self.lives():
+            peer.events.entries = [
+                entry
+                for entry in peer.events.entries
+                if entry[1] not in ("closed", "averaged", "stepped", "followed") or entry[2]["step"] < step
+            ]
+        self.origins = {at: origins for at, origins in self.origins.items() if at < step}
+        self.origins[step] = tuple(sorted(member.peer for member in members if member.stage == 0))
+
     def lives(self) -> list[SimPeer]:
         """Every peer in each of its lives."""
         return [*self.former, *self.peers.values()]

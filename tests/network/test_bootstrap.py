@@ -197,7 +197,7 @@ def test_a_node_that_forgot_takes_the_genesis_of_the_dht(options: BootstrapOptio
 def test_a_run_that_trains_gets_no_second_beginning(options: BootstrapOptions) -> None:
     """All peers are there and nobody holds the genesis any more."""
     manifest = options.signed.verify()
-    peers = [PeerRecord(peer=f"p{stage}", stage=stage, step=7, state="active") for stage in range(4)]
+    peers = [PeerRecord(peer=f"p{stage}", stage=stage, step=7, state="joining") for stage in range(4)]
 
     class Forgetful:
         def __init__(self, progress: list[ProgressRecord]) -> None:
@@ -207,6 +207,9 @@ def test_a_run_that_trains_gets_no_second_beginning(options: BootstrapOptions) -
 
         async def genesis(self) -> None:
             return None
+
+        async def publish_genesis(self, genesis: Genesis) -> None:
+            self.stop.set()
 
         async def peers(self) -> list[PeerRecord]:
             return peers
@@ -219,8 +222,12 @@ def test_a_run_that_trains_gets_no_second_beginning(options: BootstrapOptions) -
 
     async def begun(progress: list[ProgressRecord]) -> Genesis | None:
         directory = Forgetful(progress)
-        witness = _Witness(cast(Directory, directory), manifest, options.key, options.genesis_path, None)
-        return await witness.wait_for_genesis(directory.stop, lambda _: None)
+        witness = _Witness(
+            cast(Directory, directory), manifest, options.key, options.genesis_path, None, LoopClock()
+        )
+        signed: list[Genesis] = []
+        await witness.serve(directory.stop, lambda _: None, signed.append)
+        return signed[0] if signed else None
 
     async def test() -> None:
         assert await begun([ProgressRecord(peer="p0", step=7)]) is None

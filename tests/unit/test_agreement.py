@@ -45,6 +45,7 @@ class Toy:
             self.contexts[name] = context = SimpleNamespace(
                 me=name,
                 step=0,
+                epoch=0,
                 members=MEMBERS,
                 clock=self.clock,
                 active=True,
