@@ -115,7 +115,8 @@ class LocalSwarm:
         trace: Path | None = None,
         usage: Path | None = None,
     ) -> Process:
-        """A peer daemon on loopback; its checkpoints go to ``NAME/checkpoints``.
+        """A peer daemon on loopback; its checkpoints go to ``NAME/checkpoints``. A name whose process has
+        ended may be started again: it is the same identity in another life.
 
         ``trace`` and ``usage`` are ``DaemonOptions``'.
         """
@@ -129,7 +130,8 @@ class LocalSwarm:
         return self._start(name, "peer", options)
 
     def _start(self, name: str, kind: str, options: dict[str, Any]) -> Process:
-        if name in self.processes:
+        before = self.processes.get(name)
+        if before is not None and not before.ended.is_set():
             raise ValueError(f"{name} is started already")
         folder = self.directory / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -572,6 +572,8 @@ class Core:
 
     def _fall_out(self, reason: str) -> None:
         """Out of step with the others: become a newcomer and take their state again."""
+        if self.left:
+            return
         context = self.context
         context.events.emit("fell_out", step=context.step, reason=reason)
         close = context.ledger.close

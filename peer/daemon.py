@@ -124,6 +124,8 @@ class Daemon:
         self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
+        self._kept = -1
+        """The step of the last checkpoint that was begun."""
         self._usage: Usage | None = None
         self._p2pd_pid = 0
         self._core: Core | None = None
@@ -306,6 +308,9 @@ class Daemon:
     def _keep(self, core: Core) -> None:
         """Take the image between two steps; it is written off the compute thread."""
         context, step = core.context, core.context.step
+        if step <= self._kept:
+            return
+        self._kept = step
         write = partial(self._keeper.write, context.stage, step)
         context.worker.submit(TaskKind.SYNC, (step,), context.backend.state_image, write)
 
@@ -325,7 +330,7 @@ class Daemon:
             self._report("leaving at the end of this step; Ctrl-C again leaves now")
             core.drain()
             await self._until(lambda: core.left, DRAIN_S)
-            if core.left and context.step > self._keeper.step:
+            if core.left:
                 self._keep(core)
                 await self._until(lambda: self._keeper.step >= context.step, LINGER_S)
         core.leave()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bootstrap.create import create_run, example_toml
+from bootstrap.create import create_run
 from bootstrap.local import LocalSwarm
 from peer import checkpoint
 from swarm.clock import LoopClock
 from swarm.manifest import Manifest
 from swarm.model.layout import build_stage, layout_of
 from swarm.model.state import unpack
+from tests.network.swarms import changed_manifest, first, happens
 from tests.reference import CountedMicrobatch, ReferenceTrainer
 
 STEPS = 20
@@ -33,7 +33,6 @@ STAGES = 4
 PEERS = [(f"peer{number}", number % STAGES) for number in range(2 * STAGES)]
 KILL_STEP = 7
 VICTIM = "peer6"
-LIMIT_S = 240.0
 
 
 @dataclass
@@ -57,18 +56,9 @@ class Run:
 
 def small_manifest() -> str:
     """The demo's model with half its microbatches, 20 steps long."""
-    text = example_toml()
-    for old, new in (
-        ("total_steps", f"total_steps = {STEPS}"),
-        ("microbatch_size", "microbatch_size = 2"),
-        ("validation_every", "validation_every = 10"),
-        ("warmup_steps", "warmup_steps = 4"),
-        ("checkpoint_every", "checkpoint_every = 0"),
-    ):
-        lines = [line for line in text.splitlines() if line.startswith(f"{old} =")]
-        assert len(lines) == 1, old
-        text = text.replace(lines[0], new)
-    return text
+    return changed_manifest(
+        total_steps=STEPS, microbatch_size=2, validation_every=10, warmup_steps=4, checkpoint_every=0
+    )
 
 
 async def train(directory: Path, kill: str | None) -> Run:
@@ -96,29 +86,6 @@ async def train(directory: Path, kill: str | None) -> Run:
         for line in (directory / "events" / f"{name}.jsonl").read_text().splitlines()[:1]:
             names[json.loads(line)["peer"]] = name
     return Run(directory, made.manifest, names, codes)
-
-
-def first(directory: Path, name: str, event: str, **fields: Any) -> dict[str, Any] | None:
-    """The first such event of a process, if it has happened."""
-    path = directory / "events" / f"{name}.jsonl"
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if f'"event":"{event}"' in line and line.endswith("}"):
-                found: dict[str, Any] = json.loads(line)
-                if all(found[key] == value for key, value in fields.items()):
-                    return found
-    return None
-
-
-async def happens(clock: LoopClock, look: Callable[[], Any]) -> Any:
-    """Look at files that other processes write until there is something to see."""
-    end_s = clock.now() + LIMIT_S
-    while (seen := look()) is None:
-        assert clock.now() < end_s, "the swarm did not get there in time"
-        woken = asyncio.Event()
-        clock.call_later(0.05, woken.set)
-        await woken.wait()
-    return seen
 
 
 @pytest.fixture(scope="module", params=[None, VICTIM], ids=["clean", "killed"])
