@@ -47,6 +47,8 @@ def write(directory: Path, run_id: str, stage: int, step: int, image: bytes, man
     """
     folder = _folder(directory, stage)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("*.part"):  # by a crash
+        left.unlink(missing_ok=True)
     path = folder / f"step-{step:08d}.safetensors"
     described = CheckpointManifest(
         run_id=run_id,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,29 +38,61 @@ def test_a_damaged_image_falls_back_to_the_one_before(tmp_path: Path, damage: by
     assert found[0].step == 1
 
 
-@pytest.mark.parametrize("crash", [1, 2])
-def test_a_crash_while_writing_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: int
-) -> None:
+def interrupted(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """While it lasts, ``act`` comes before the disk's call of that number. Writing makes seven: temporary
+    file, sync and rename for the image, the same for its manifest, and the folder's sync."""
+    count = 0
+
+    def counted(call: Any) -> Any:
+        def instead(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                act()
+            return call(*arguments, **keywords)
+
+        return instead
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", counted(Path.open))
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(os, "fsync", counted(os.fsync))
+        yield
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_full_disk_costs_this_checkpoint_alone(tmp_path: Path, number: int) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
     write(tmp_path, 1)
-    renames = 0
-    replace = Path.replace
-
-    def failing(self: Path, target: Path) -> Path:
-        nonlocal renames
-        renames += 1
-        if renames == crash:
-            raise OSError(28, "No space left on device")
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OSError, match="No space left"):
+    with contextlib.contextmanager(interrupted)(number, full), pytest.raises(OSError, match="No space left"):
         write(tmp_path, 2)
-    monkeypatch.undo()
     found = checkpoint.newest(tmp_path, RUN, 2)
     assert found is not None
-    assert found[0].step == 1
-    assert not list(tmp_path.rglob(f"*.{os.getpid()}.part"))
+    assert found[0].step == (2 if number == 7 else 1)  # the last call syncs the folder: all is there by then
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_crash_at_any_point_of_writing_leaves_a_whole_checkpoint(tmp_path: Path, number: int) -> None:
+    write(tmp_path, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            with contextlib.contextmanager(interrupted)(number, lambda: os._exit(9)):
+                write(tmp_path, 2)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    found = checkpoint.newest(tmp_path, RUN, 2)
+    assert found is not None
+    assert found[0].step == (2 if number == 7 else 1)
+    assert found[1] == b"state"
+    assert checkpoint.listed(tmp_path, RUN, 2)[0][0] == found[0].step
+    write(tmp_path, 3)  # and the next one clears away what the crash left
+    assert not list(tmp_path.rglob("*.part"))
+    assert checkpoint.listed(tmp_path, RUN, 2)[0][0] == 3
 
 
 def test_another_runs_or_stages_checkpoint_is_refused(tmp_path: Path) -> None:
