@@ -18,6 +18,7 @@ from peer.averaging import Averaging
 from peer.closing import Closing
 from peer.context import Backend, Batches, Context, StepRules
 from peer.donor import Donor
+from peer.download import Download, plain_chunk
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
 from peer.held import Held
 from peer.join import Joiner, Newcomers
@@ -127,6 +128,8 @@ class Core:
         self.joiner: Joiner | None = None
         self.finished = False
         self.left = False
+        self._downloaded = False
+        """States were asked for in this life: a chunk that comes late is passed over."""
         self.newest_epoch = 0
         """That anybody named; unchecked, a reason to look into the directory."""
         self.loss_of_last_step: float | None = None
@@ -231,6 +234,7 @@ class Core:
     def join(self, contacts: set[PeerId]) -> None:
         """Ask these members to be admitted; serve when the stage's state is here."""
         self.context.active = self.context.running = False
+        self._downloaded = True
         if self.joiner is not None:
             self.joiner.close()
         self.joiner = Joiner(self.context, on_ready=self._admitted, on_missed=self._fall_out)
@@ -315,8 +319,9 @@ class Core:
             m.StepQuery: plain(agreement.on_query),
             m.JoinRequest: plain(self._join_request),
             m.StateRequest: plain(self.donor.on_request),
-            m.StateChunk: self._state_chunk,
-            m.StateRefused: plain(self._state_refused),
+            m.StateIndex: self._state_message,
+            m.StateChunk: self._state_message,
+            m.StateRefused: self._state_message,
             **dict.fromkeys(averages, self._average_message),
         }
 
@@ -345,7 +350,10 @@ class Core:
         if isinstance(message, m.AveragePart | m.AverageResult):
             return self._admit_part(message, spec)
         if isinstance(message, m.StateChunk):
-            return self.joiner.admit(message, spec) if self.joiner else "no state was asked for"
+            download = self._download_of(message)
+            if download is not None:
+                return download.admit(message, spec)
+            return plain_chunk(spec) if self._downloaded else "no state was asked for"
         return "no tensor belongs to this message"
 
     def _admit_part(self, message: m.AveragePart | m.AverageResult, spec: m.TensorSpec) -> str | None:
@@ -520,6 +528,7 @@ class Core:
             return
         assert close is not None
         self.digest, figures = result
+        self.donor.gradient_norm = figures.get("grad_norm", 0.0)
         tokens = sum(counted.tokens for counted in close.counted)
         self.tokens_total += tokens
         self.committed_total += len(close.counted)
@@ -555,13 +564,23 @@ class Core:
         else:
             self.averaging.on_message(sender, message, tensor)
 
-    def _state_chunk(self, sender: PeerId, message: m.StateChunk, tensor: Any) -> None:
-        if self.joiner is not None:
-            self.joiner.on_chunk(sender, message, tensor)
+    def _download_of(self, message: m.StateMessage) -> Download | None:
+        """The download that a message is for."""
+        download = self.joiner.download if self.joiner is not None else None
+        if download is not None and (download.stage, download.step) == (message.stage, message.step):
+            return download
+        return None
 
-    def _state_refused(self, sender: PeerId, message: m.StateRefused) -> None:
-        if self.joiner is not None:
-            self.joiner.on_refused(sender, message)
+    def _state_message(self, sender: PeerId, message: m.StateMessage, tensor: Any) -> None:
+        download = self._download_of(message)
+        if download is None:
+            return
+        if isinstance(message, m.StateIndex):
+            download.on_index(sender, message)
+        elif isinstance(message, m.StateChunk):
+            download.on_chunk(sender, message, tensor)
+        else:
+            download.on_refused(sender)
 
     def _admitted(self, step: int, members: tuple[m.Member, ...]) -> None:
         """The newcomer holds the parameters of ``step`` and is a full member of it."""

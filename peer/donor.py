@@ -1,30 +1,33 @@
-"""A replica's side of a newcomer's download: its stage's state at exactly one step, in chunks."""
+"""A replica's side of a newcomer's download: its stage's state at exactly one step, an index and chunks."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from peer.context import Context
 from peer.worker import TaskKind
-from swarm.messages import StateChunk, StateRefused, StateRequest, TensorSpec
+from swarm.messages import StateChunk, StateIndex, StateRefused, StateRequest, TensorSpec
 from swarm.transport.base import PeerId
 
 CHUNK_BYTES = 1 << 20
 MAX_WAITING = 64
 """Requests that wait for a step that this replica has not come to yet."""
+MAX_IMAGES = 2
+"""States of different steps that are held for downloads."""
+IMAGE_IDLE_S = 30.0
+"""A state that nobody asked for in this time is held no longer."""
 
 
 @dataclass
 class Image:
     """A stage's state at one step, as bytes."""
 
-    step: int
     data: bytes
-    digest: str
-    lineage: str
+    index: StateIndex
+    used_s: float = field(default=0.0, compare=False)
 
 
 class Donor:
@@ -32,9 +35,12 @@ class Donor:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._image: Image | None = None
-        self._making = -1
+        self._images: dict[int, Image] = {}
+        self._making: set[int] = set()
         self._waiting: list[tuple[PeerId, StateRequest]] = []
+        self.gradient_norm = 0.0
+        """Of the last average, before it was clipped."""
+        self.sent_chunks = 0
 
     def on_step(self) -> None:
         """The parameters of a new step are in place: take their image if somebody waits for it."""
@@ -44,11 +50,12 @@ class Donor:
 
     def on_request(self, sender: PeerId, request: StateRequest) -> None:
         context = self._context
+        image = self._images.get(request.step)
         if request.stage != context.stage:
             self._refuse(sender, request, "another stage is hosted here")
-        elif self._image is not None and self._image.step == request.step:
-            self._send(sender, request, self._image)
-        elif request.step > context.step or self._making == request.step:
+        elif image is not None:
+            self._send(sender, request, image)
+        elif request.step > context.step or request.step in self._making:
             if len(self._waiting) < MAX_WAITING:
                 self._waiting.append((sender, request))
         elif request.step == context.step and context.running:
@@ -58,34 +65,65 @@ class Donor:
             self._refuse(sender, request, "the state of that step is not held any more")
 
     def _make(self, step: int) -> None:
-        self._making = step
-        lineage = self._context.lineage
+        self._making.add(step)
+        stage, lineage, norm = self._context.stage, self._context.lineage, self.gradient_norm
 
         def work() -> Image:
             data = self._context.backend.state_image()
-            return Image(step, data, hashlib.sha256(data).hexdigest(), lineage)
+            view = memoryview(data)
+            starts = range(0, len(data), CHUNK_BYTES)
+            index = StateIndex(
+                stage=stage,
+                step=step,
+                total=len(data),
+                chunk_bytes=CHUNK_BYTES,
+                digests=tuple(hashlib.sha256(view[start : start + CHUNK_BYTES]).digest() for start in starts),
+                lineage=lineage,
+                gradient_norm=norm,
+            )
+            return Image(data, index)
 
         def done(image: Image) -> None:
-            self._image, self._making = image, -1
+            self._making.discard(step)
+            while len(self._images) >= MAX_IMAGES:
+                del self._images[min(self._images, key=lambda held: self._images[held].used_s)]
+            self._images[step] = image
+            image.used_s = self._context.clock.now()
+            self._context.clock.call_later(IMAGE_IDLE_S, self._drop_idle, step)
             self.on_step()
 
         self._context.worker.submit(TaskKind.SYNC, (step,), work, done)
 
-    def _send(self, to: PeerId, request: StateRequest, image: Image) -> None:
-        if request.offset >= len(image.data):
-            self._refuse(to, request, "the offset lies behind the end")
+    def _drop_idle(self, step: int) -> None:
+        image = self._images.get(step)
+        if image is None:
             return
-        data = np.frombuffer(image.data, dtype=np.uint8)[request.offset : request.offset + CHUNK_BYTES]
+        left_s = image.used_s + IMAGE_IDLE_S - self._context.clock.now()
+        if left_s <= 0:
+            del self._images[step]
+        else:
+            self._context.clock.call_later(left_s, self._drop_idle, step)
+
+    def _send(self, to: PeerId, request: StateRequest, image: Image) -> None:
+        context, index, number = self._context, image.index, request.chunk
+        image.used_s = context.clock.now()
+        if number is None:
+            context.transport.send(to, index)
+            return
+        if number >= len(index.digests):
+            self._refuse(to, request, "there is no such chunk")
+            return
+        start = number * index.chunk_bytes
+        length = min(index.chunk_bytes, index.total - start)
+        data = np.frombuffer(image.data, dtype=np.uint8, count=length, offset=start)
         chunk = StateChunk(
             stage=request.stage,
             step=request.step,
-            offset=request.offset,
-            total=len(image.data),
-            digest=image.digest,
-            lineage=image.lineage,
-            tensor=TensorSpec(dtype="uint8", shape=(len(data),)),
+            chunk=number,
+            tensor=TensorSpec(dtype="uint8", shape=(length,)),
         )
-        self._context.transport.send(to, chunk, self._context.backend.from_bytes(data))
+        self.sent_chunks += 1
+        context.transport.send(to, chunk, context.backend.from_bytes(data))
 
     def _refuse(self, to: PeerId, request: StateRequest, reason: str) -> None:
         refused = StateRefused(stage=request.stage, step=request.step, reason=reason)

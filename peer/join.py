@@ -7,13 +7,11 @@ meanwhile, and when it has caught up it is admitted as a member at the next clos
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from peer.context import Context
-from peer.donor import CHUNK_BYTES
+from peer.download import Download
 from peer.rounds import lineage_after
 from peer.worker import TaskKind
 from swarm.messages import (
@@ -22,16 +20,11 @@ from swarm.messages import (
     AverageResult,
     JoinRequest,
     Member,
-    StateChunk,
-    StateRefused,
-    StateRequest,
+    StateIndex,
     StepClose,
-    TensorSpec,
 )
 from swarm.transport.base import PeerId
 
-WINDOW = 8
-"""Chunks that are asked for before the first has come."""
 ASK_AGAIN_S = 1.0
 MAX_NEWCOMERS = 64
 
@@ -81,19 +74,6 @@ class Newcomers:
         return tuple(admitted[peer] for peer in sorted(admitted))
 
 
-@dataclass
-class Download:
-    """The state's image as far as it has come."""
-
-    step: int
-    donor: PeerId
-    digest: str = ""
-    lineage: str = ""
-    data: bytearray | None = None
-    next_offset: int = 0
-    received: int = 0
-
-
 class Joiner:
     """A newcomer's way in: asks, downloads, catches up; ``on_ready(step, members)`` ends it, and so does
     ``on_missed(reason)``: it was named a member, and cannot do what the others now wait for."""
@@ -111,7 +91,7 @@ class Joiner:
         self.contacts: set[PeerId] = set()
         """Members, whose word on decisions is taken."""
         self._closes: dict[int, StepClose] = {}
-        self._download: Download | None = None
+        self.download: Download | None = None
         self._state_step: int | None = None
         """The step whose parameters the backend holds."""
         self._averages: dict[int, dict[str, dict[int, Any]]] = {}
@@ -121,7 +101,6 @@ class Joiner:
         self._applying = False
         self._bereft = False
         """A replica was lost since the last average came: what it had for us may never come."""
-        self._tried: set[PeerId] = set()
         self._closed = False
         self._largest_image = context.backend.image_bytes()
 
@@ -131,6 +110,12 @@ class Joiner:
 
     def close(self) -> None:
         self._closed = True
+        self._drop_download()
+
+    def _drop_download(self) -> None:
+        if self.download is not None:
+            self.download.close()
+            self.download = None
 
     @property
     def ready(self) -> bool:
@@ -186,7 +171,7 @@ class Joiner:
         if close.step in self._closes:
             return
         self._closes[close.step] = close
-        if self._state_step is None and self._download is None:
+        if self._state_step is None and self.download is None:
             context.events.emit("admitted", step=close.step + 1)
             self._fetch()
         self._catch_up()
@@ -194,98 +179,55 @@ class Joiner:
     # -- the download --------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        """Begin, or begin again, with the state of the newest step that we know of."""
-        if self._state_step is not None or self._loading or not self._closes:
+        """Begin with the state of the newest step that we know of, or go on with more donors."""
+        if self._state_step is not None or self._loading or not self._closes or self._closed:
             return
-        newest = max(self._closes) + 1
-        download = self._download
-        if download is not None and self._context.liveness.alive(download.donor):
-            return
-        donors = [p for p in self._context.living(self._context.stage) if p != self._context.me]
-        fresh = [peer for peer in donors if peer not in self._tried] or donors
-        if not fresh:
-            return
-        if download is not None and download.data is not None:
-            download.donor = fresh[0]  # replicas hold the same bytes: go on where the lost donor stopped
-            download.next_offset = download.received
-        else:
-            self._download = download = Download(newest, fresh[0])
-        self._tried.add(fresh[0])
-        self._request(download)
+        context = self._context
+        donors = [peer for peer in context.living(context.stage) if peer != context.me]
+        if self.download is None and donors:
+            self.download = Download(
+                context,
+                context.stage,
+                max(self._closes) + 1,
+                largest=self._largest_image,
+                on_image=self._load,
+                on_failed=self._failed,
+            )
+        if self.download is not None:
+            self.download.begin(donors)
 
-    def _request(self, download: Download) -> None:
-        total = len(download.data) if download.data is not None else 1
-        while download.next_offset < total and (
-            download.next_offset - download.received < WINDOW * CHUNK_BYTES
-        ):
-            request = StateRequest(stage=self._context.stage, step=download.step, offset=download.next_offset)
-            self._context.transport.send(download.donor, request)
-            download.next_offset += CHUNK_BYTES
+    def _failed(self, reason: str) -> None:
+        """Too late for that step: the next look pins another."""
+        self._context.events.emit("download_failed", reason=reason)
+        self.download = None
 
-    def admit(self, message: StateChunk, spec: TensorSpec) -> str | None:
-        download = self._download
-        if download is None or message.step != download.step:
-            return None if spec.shape[0] <= CHUNK_BYTES and len(spec.shape) == 1 else "not a chunk"
-        if message.total > self._largest_image:
-            return f"a state of {message.total} bytes; this stage's has at most {self._largest_image}"
-        expected = min(CHUNK_BYTES, message.total - message.offset)
-        if spec.dtype != "uint8" or spec.shape != (expected,):
-            return "a chunk of the wrong size"
-        return None
-
-    def on_chunk(self, sender: PeerId, message: StateChunk, chunk: Any) -> None:
-        download = self._download
-        if download is None or sender != download.donor or message.step != download.step:
-            return
-        if download.data is None:
-            download.data = bytearray(message.total)
-            download.digest, download.lineage = message.digest, message.lineage
-        if message.offset != download.received or message.total != len(download.data):
-            return
-        values = self._context.backend.to_bytes(chunk)
-        download.data[message.offset : message.offset + len(values)] = values
-        download.received += len(values)
-        if download.received < len(download.data):
-            self._request(download)
-            return
-        self._download = None
-        if hashlib.sha256(download.data).hexdigest() != download.digest:
-            self._context.strike(sender, "a state that does not hash to its digest")
-            self._fetch()
-            return
-        self._load(download)
-
-    def _load(self, download: Download) -> None:
-        image = bytes(download.data or b"")
+    def _load(self, index: StateIndex, image: bytes) -> None:
         self._loading = True
+        download, self.download = self.download, None
+        sources = download.sources if download is not None else {}
 
         def done(digest: str) -> None:
             self._loading = False
-            self._context.events.emit("loaded", step=download.step, digest=digest, bytes=len(image))
-            self._state_step = download.step
+            self._context.events.emit(
+                "loaded", step=index.step, digest=digest, bytes=len(image), sources=sources
+            )
+            self._state_step = index.step
             self._bereft = self._misses_replica()
-            self._context.lineage = download.lineage
+            self._context.lineage = index.lineage
             self._catch_up()
 
         def refused(error: Exception) -> None:
             self._loading = False
-            self._context.strike(download.donor, f"unusable state: {error}")
-            self._fetch()
+            for peer in sources:
+                self._context.strike(peer, f"unusable state: {error}")
 
         worker, backend = self._context.worker, self._context.backend
-        worker.submit(TaskKind.SYNC, (download.step,), lambda: backend.load_image(image), done, refused)
-
-    def on_refused(self, sender: PeerId, message: StateRefused) -> None:
-        """Too late for that step: the next close pins another."""
-        download = self._download
-        if download is not None and sender == download.donor and message.step == download.step:
-            self._download = None
-            self._context.clock.call_later(ASK_AGAIN_S, self._fetch)
+        worker.submit(TaskKind.SYNC, (index.step,), lambda: backend.load_image(image), done, refused)
 
     def on_lost(self, peer: PeerId) -> None:
         self._bereft = self._bereft or peer in self._context.replicas(self._context.stage)
-        if self._download is not None and self._download.donor == peer:
-            self._fetch()
+        if self.download is not None:
+            self.download.on_lost(peer)
 
     # -- catching up ---------------------------------------------------------------------------------------
 
@@ -375,5 +317,4 @@ class Joiner:
             self._on_missed(f"this peer has missed the average of step {step}")
             return
         self._closes = {max(self._closes): self._closes[max(self._closes)]}
-        self._tried.clear()
         self._fetch()

@@ -18,7 +18,12 @@ Digest = Annotated[str, Field(max_length=64)]
 Reason = Annotated[str, Field(max_length=200)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
+ChunkDigest = Annotated[bytes, Field(min_length=32, max_length=32)]
+
 MAX_STAGES = 1024
+MAX_CHUNK_BYTES = 1 << 20
+MAX_CHUNKS = 1 << 14
+"""Of a stage's state: 16 GiB, whose index fits a header."""
 MAX_MEMBERS = 65536
 
 
@@ -384,39 +389,63 @@ class AverageDone(AverageMessage):
 
 
 class JoinRequest(Message):
-    """A newcomer asks to be admitted to a stage: as a learner, and when it is ``ready`` as a member."""
+    """A newcomer asks to be admitted to a stage: as a learner, and when it is ``ready`` as a member.
+
+    ``holds``: the step of the newest state of that stage on its disk, in case nobody else has any.
+    """
 
     kind = "join_request"
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
     incarnation: Count
     ready: bool = False
+    holds: Step | None = None
 
 
-class StateRequest(Message):
-    """Ask a replica for its stage's state at exactly ``step`` (the state before that step's update)."""
+class StateMessage(Message):
+    """A message about a stage's state at exactly ``step``: before that step's update."""
+
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
+    step: Step
+
+
+class StateRequest(StateMessage):
+    """Ask a replica for chunk number ``chunk`` of its stage's state, or without one for the index."""
 
     kind = "state_request"
-    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
-    step: Step
-    offset: Annotated[int, Field(ge=0, lt=2**48)]
+    chunk: Count | None = None
 
 
-class StateChunk(Message):
-    """Bytes from ``offset`` on of the state's safetensors image; ``digest`` is the whole's SHA-256."""
+class StateIndex(StateMessage):
+    """What the state's safetensors image consists of: ``total`` bytes in chunks of ``chunk_bytes``, the last
+    one shorter, and the SHA-256 of each.
+
+    ``gradient_norm`` is that of the stage's last average: the weight of its parameters where a neighbour
+    stage is rebuilt from them.
+    """
+
+    kind = "state_index"
+    total: Annotated[int, Field(ge=1, lt=2**48)]
+    chunk_bytes: Annotated[int, Field(ge=1, le=MAX_CHUNK_BYTES)]
+    digests: Annotated[tuple[ChunkDigest, ...], Field(min_length=1, max_length=MAX_CHUNKS)]
+    lineage: Digest = ""
+    gradient_norm: Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> StateIndex:
+        if len(self.digests) != -(-self.total // self.chunk_bytes):
+            raise ValueError("not one digest for each chunk")
+        return self
+
+
+class StateChunk(StateMessage):
+    """The bytes of one chunk."""
 
     kind = "state_chunk"
-    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
-    step: Step
-    offset: Annotated[int, Field(ge=0, lt=2**48)]
-    total: Annotated[int, Field(ge=0, lt=2**48)]
-    digest: Digest
-    lineage: Digest = ""
+    chunk: Count
 
 
-class StateRefused(Message):
+class StateRefused(StateMessage):
     """The state at that step is not held (any more, or yet)."""
 
     kind = "state_refused"
-    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
-    step: Step
     reason: Reason

@@ -8,6 +8,7 @@ import pytest
 
 from bootstrap.simulation.fake import WIDTH
 from bootstrap.simulation.swarm import SimPeer, SimSwarm
+from swarm.messages import StateChunk
 from swarm.transport.memory import LinkModel
 
 
@@ -122,11 +123,11 @@ def test_a_donor_that_dies_in_mid_download_is_followed_by_another(lost: str) -> 
     assert swarm.peers[donors[0]].dead
 
 
-def test_a_long_download_goes_on_where_a_lost_donor_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 64 bytes: nine for a state, the donor dies after the third; no chunk is asked for twice."""
-    monkeypatch.setattr("peer.join.CHUNK_BYTES", 64)
-    monkeypatch.setattr("peer.donor.CHUNK_BYTES", 64)
-    monkeypatch.setattr("peer.join.WINDOW", 2)
+def test_a_long_download_comes_from_all_replicas_and_goes_on_where_a_lost_one_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks of 16 bytes; a donor dies after the fifth. Hardly a chunk is sent twice."""
+    monkeypatch.setattr("peer.donor.CHUNK_BYTES", 16)
     swarm = SimSwarm((2, 3), pace=4)
     assert swarm.run_to(2)
     peer = swarm.newcomer("new", 1)
@@ -134,33 +135,34 @@ def test_a_long_download_goes_on_where_a_lost_donor_stopped(monkeypatch: pytest.
 
     def watch(sender: str, to: str, message: Any) -> None:
         if message.kind == "state_chunk":
-            chunks.append((sender, message.offset))
-            if len(chunks) == 3:
+            chunks.append((sender, message.chunk))
+            if len(chunks) == 5:
                 swarm.kill(sender)
 
     swarm.came.append(watch)
     comes_in(swarm, peer, 40)
-    offsets = [offset for _, offset in chunks]
-    assert offsets[:2] == [0, 64]
-    total = 8 * (WIDTH + 1)
-    assert sorted(set(offsets)) == list(range(0, total, 64))
-    assert len(offsets) <= total // 64 + 2, "the download began anew"
-    assert len({donor for donor, _ in chunks}) == 2
+    count = -(-8 * (WIDTH + 1) // 16)
+    assert sorted({chunk for _, chunk in chunks}) == list(range(count))
+    assert len(chunks) <= count + 5, "the download began anew"
+    assert len({donor for donor, _ in chunks}) == 3
+    sources = peer.events.of("loaded")[0]["sources"]
+    assert len(sources) == 2
+    assert min(sources.values()) > count // 4
 
 
 def test_a_state_that_was_spoiled_on_its_way_is_taken_from_another_donor() -> None:
     swarm = SimSwarm((1, 3))
     assert swarm.run_to(2)
     peer = swarm.newcomer("new", 1)
-    inner, spoiled = peer.core.joiner.on_chunk, []  # type: ignore[union-attr]
+    inner, spoiled = peer.core._state_message, []
 
     def spoil(sender: str, message: Any, chunk: Any) -> None:
-        if not spoiled:
+        if message.kind == "state_chunk" and not spoiled:
             spoiled.append(sender)
             chunk = chunk ^ 1
         inner(sender, message, chunk)
 
-    peer.core.joiner.on_chunk = spoil  # type: ignore[union-attr, method-assign]
+    peer.core._handlers[StateChunk] = spoil
     comes_in(swarm, peer)
     assert peer.core.standings.of(spoiled[0]).strikes == 1
     assert len(peer.events.of("loaded")) == 1
