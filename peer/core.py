@@ -93,6 +93,7 @@ class Core:
             clock,
             events,
             beat=self._beat,
+            incarnation=lambda: context.incarnation,
             on_lost=self._lost,
             on_gone=self._gone,
             on_back=self._back,
@@ -380,17 +381,16 @@ class Core:
 
     # -- life of others ------------------------------------------------------------------------------------
 
-    def _beat(self) -> m.Heartbeat:
+    def _beat(self, **times: Any) -> m.Heartbeat:
         context = self.context
         return m.Heartbeat(
-            sequence=0,
             incarnation=context.incarnation,
             step=context.step,
             progress=context.worker.progress,
             working=context.worker.working,
             epoch=context.epoch,
             state=context.state,
-            sent_s=0.0,
+            **times,
         )
 
     def _heartbeat(self, sender: PeerId, message: m.Heartbeat) -> None:
@@ -422,7 +422,7 @@ class Core:
         if peer in context.lives:
             self.standings.lost(peer)
         if context.active and context.running and any(member.peer == peer for member in context.members):
-            self.planner.review()
+            self.planner.review_soon()
 
     def _gone(self, peer: PeerId) -> None:
         """The loss is certain: what waited for the peer goes on without it."""
@@ -442,7 +442,7 @@ class Core:
         self.origin.on_back(peer)
         self.averaging.on_back(peer)
         if self.context.active and any(member.peer == peer for member in self.context.members):
-            self.planner.review()
+            self.planner.review_soon()
             self.agreement.consider()
 
     def _ban(self, peer: PeerId) -> None:

@@ -33,7 +33,8 @@ class Liveness:
         clock: Clock,
         events: EventLog,
         *,
-        beat: Callable[[], Heartbeat],
+        beat: Callable[..., Heartbeat],
+        incarnation: Callable[[], int],
         on_lost: Callable[[PeerId, str], None],
         on_gone: Callable[[PeerId], None],
         on_back: Callable[[PeerId], None],
@@ -60,7 +61,7 @@ class Liveness:
             clock,
             rng,
             helpers=self.linked,
-            incarnation=lambda: beat().incarnation,
+            incarnation=incarnation,
             on_answer=self._vouched,
             on_silence=self._unanswered,
         )
@@ -289,11 +290,12 @@ class Liveness:
 
     def _send_beat(self, neighbour: Neighbour) -> None:
         now = self._clock.now()
-        times: dict[str, float | int] = {"sequence": self._sequence, "sent_s": now}
+        echo_s, held_s = None, 0.0
         if neighbour.to_echo and neighbour.heartbeat is not None and neighbour.heard_beat_s is not None:
             neighbour.to_echo = False
-            times |= {"echo_s": neighbour.heartbeat.sent_s, "held_s": now - neighbour.heard_beat_s}
-        self._transport.send(neighbour.peer, self._beat().model_copy(update=times))
+            echo_s, held_s = neighbour.heartbeat.sent_s, now - neighbour.heard_beat_s
+        beat = self._beat(sequence=self._sequence, sent_s=now, echo_s=echo_s, held_s=held_s)
+        self._transport.send(neighbour.peer, beat)
 
     def _right_life(self, neighbour: Neighbour) -> bool:
         if neighbour.peer in self._banned:

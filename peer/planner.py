@@ -13,6 +13,9 @@ from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact, Rank, ran
 from swarm.messages import Hop
 from swarm.transport.base import PeerId
 
+SOON_S = 0.1
+"""From a loss or a return to the search for a plan that fits it: they often come several at a time, and until
+then the old plan's paths go around the lost."""
 REVIEW_S = 10.0
 """Between two looks at whether measured speeds allow a better plan."""
 NOMINAL_S = 0.01
@@ -35,6 +38,7 @@ class Planner:
         self._standing: tuple[Plan, Instance, Rank] | None = None
         """The held plan's rank, which each plan that comes is compared with."""
         self._gossip: Gossip | None = None
+        self._soon = False
         self._closed = False
 
     def start(self, gossip: Gossip) -> None:
@@ -127,6 +131,18 @@ class Planner:
         )
 
     # -- planning ------------------------------------------------------------------------------------------
+
+    def review_soon(self) -> None:
+        """The membership has changed, and may change again in a moment."""
+        self._looked = False
+        if not self._soon:
+            self._soon = True
+            self._context.clock.call_later(SOON_S, self._review_now)
+
+    def _review_now(self) -> None:
+        self._soon = False
+        if not self._closed and self._context.running:
+            self.review()
 
     def review(self, *, improve: bool = False) -> None:
         """Look at the membership and the speeds again. An origin whose plan does not fit them any more, or

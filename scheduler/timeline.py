@@ -277,3 +277,9 @@ class _Run:
 def simulate(instance: Instance, paths: Iterable[Path]) -> Timeline:
     """Play one step. ``paths`` are in send order. Raises SchedulerError if a path cannot be walked."""
     return Simulator(instance).timeline(paths)
+
+
+def makespan(instance: Instance, paths: Iterable[Path]) -> float:
+    """``simulate``'s makespan alone, without its rows. Raises SchedulerError if a path cannot be walked."""
+    simulator = Simulator(instance)
+    return simulator.score(simulator.indices(paths)).makespan_s

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from scheduler.errors import SchedulerError
 from scheduler.instance import Frozen, Instance, LinkRate, PeerName, Rate, Seconds, Stage
 from scheduler.plan import Plan, validate
-from scheduler.timeline import simulate
+from scheduler.timeline import makespan
 
 VIEW_TOPIC = "view"
 PLAN_TOPIC = "plan"
@@ -106,7 +106,7 @@ def rank(plan: Plan, instance: Instance) -> Rank:
     """
     fault = validate(plan, instance)
     dead = sum(peer not in instance.index for path in plan.paths for peer in path)
-    makespan_s = simulate(instance, plan.paths).makespan_s if fault is None else float("inf")
+    makespan_s = makespan(instance, plan.paths) if fault is None else float("inf")
     return fault is not None, dead, makespan_s, plan.digest()
 
 

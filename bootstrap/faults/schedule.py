@@ -61,7 +61,7 @@ class Scheduler:
 
     def duration_s(self) -> float:
         """From a part of a step to longer than any silence that is borne."""
-        return round(self._rng.choice([0.3, 1, 1, 3, 6, 6, 12, 25]) * self._rng.uniform(0.7, 1.3), 3)
+        return round(self._rng.choice([0.3, 0.7, 1.5, 3, 6, 6, 9, 20]) * self._rng.uniform(0.7, 1.3), 3)
 
     def trigger(self, steps: range, *, aimed: bool) -> AtStep | AtMessage:
         """Somewhere in these steps. ``aimed``: at a message of the fault's own target."""

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from bootstrap.faults.plan import FaultPlan
 from bootstrap.faults.schedule import random_plan
 from bootstrap.faults.simulated import SimulatedFaults
-from bootstrap.simulation.swarm import Broken, SimSwarm, hold
+from bootstrap.simulation.swarm import DURATIONS_S, Broken, SimSwarm, hold
+from peer.worker import TaskKind
 from swarm.transport.memory import LinkModel
 
 FAULTY_STEPS = range(1, 4)
 """Steps in which faults begin."""
 STEPS_AFTER = 2
 """Steps that must be made when everything is healed."""
-SIZES = ((6, 8), (6, 8), (6, 8), (6, 8), (6, 8), (9, 14), (9, 14), (9, 14), (15, 20), (6, 30))
-"""Least and most peers of a swarm, each as likely: small swarms have more that is the last of its kind."""
+SIZES = {(6, 8): 70, (9, 12): 20, (13, 18): 8, (19, 30): 2}
+"""Least and most peers of a swarm, and of a hundred swarms how many: in a small one more is the last of its
+kind, and a schedule costs as the square."""
 START_LIMIT_S = 60.0
 FAULTS_LIMIT_S = 180.0
 HEAL_LIMIT_S = 60.0
@@ -47,13 +49,14 @@ class Trial:
         rng = random.Random(f"trial {seed}")
         replicas = _shape(rng)
         length = rng.randint(max(2, len(replicas) - 2), len(replicas))
-        pace = rng.choice([4.0, 10.0, 25.0])
+        drawn = rng.choice([1, 2, 3])
+        step_s = rng.choice([0.7, 1.5, 4.0])
+        pace = step_s / _work_s(replicas, length, drawn)
         link = LinkModel(
             latency_s=rng.choice([0.002, 0.01, 0.05, 0.15]),
             jitter_s=rng.choice([0.0, 0.0, 0.01, 0.05]),
             loss=rng.choice([0.0, 0.0, 0.0, 0.01]),
         )
-        drawn = rng.choice([1, 2, 3])
         self.swarm = SimSwarm(
             replicas,
             seed=seed,
@@ -69,7 +72,7 @@ class Trial:
             {member.peer: member.stage for member in self.swarm.founders},
             spare_stages=len(replicas) - self.swarm.rules.min_path_length,
             steps=FAULTY_STEPS,
-            step_s=pace * 0.03 * length * drawn,
+            step_s=step_s,
         )
         self.faults: SimulatedFaults | None = None
 
@@ -120,9 +123,16 @@ class Trial:
         )
 
 
+def _work_s(replicas: tuple[int, ...], length: int, drawn: int) -> float:
+    """About how long a step takes at pace 1: what the busiest stage has to do, and one way there and back."""
+    one_s = DURATIONS_S[TaskKind.FORWARD] + DURATIONS_S[TaskKind.BACKWARD] + DURATIONS_S[TaskKind.WEIGHT]
+    visits = replicas[0] * drawn * (length - 1) / (len(replicas) - 1)
+    return one_s * (max(drawn, visits / min(replicas[1:])) + length)
+
+
 def _shape(rng: random.Random) -> tuple[int, ...]:
     """Replicas of each stage: two to four origins, at least one peer of every other stage."""
-    peers = rng.randint(*rng.choice(SIZES))
+    peers = rng.randint(*rng.choices(list(SIZES), list(SIZES.values()))[0])
     origins = rng.choice([2, 2, 3, 4])
     stages = rng.randint(2, min(5, 1 + (peers - origins) // 2))
     replicas = [origins] + [1] * (stages - 1)

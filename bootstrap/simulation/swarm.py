@@ -52,6 +52,7 @@ class TappedTransport:
     def __init__(self, swarm: SimSwarm, inner: SimTransport) -> None:
         self._swarm = swarm
         self._inner = inner
+        self.peer_id = inner.peer_id
         self._handler: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -63,13 +64,17 @@ class TappedTransport:
 
     def send(self, to: str, message: Message, tensor: Any = None) -> None:
         self._inner.send(to, message, tensor)
-        for tap in list(self._swarm.sent):
-            tap(self.peer_id, to, message)
+        if self._swarm.sent:
+            for tap in list(self._swarm.sent):
+                tap(self.peer_id, to, message)
 
     def on_message(self, sender: str, message: Message, tensor: Any) -> None:
-        for tap in list(self._swarm.came):
-            tap(sender, self.peer_id, message)
-        self._inner.run(lambda: self._handler.on_message(sender, message, tensor))
+        if self._swarm.came:
+            for tap in list(self._swarm.came):
+                tap(sender, self.peer_id, message)
+            self._inner.run(lambda: self._handler.on_message(sender, message, tensor))
+        else:
+            self._handler.on_message(sender, message, tensor)
 
     def admit(self, sender: str, message: Message, spec: TensorSpec) -> str | None:
         return self._handler.admit(sender, message, spec)

@@ -42,7 +42,8 @@ class Bench:
             transport,  # type: ignore[arg-type]
             self.clock,
             NoEvents(),
-            beat=beat,
+            beat=lambda **times: beat(),
+            incarnation=lambda: 1,
             on_lost=lambda peer, reason: self.told.append("lost"),
             on_gone=lambda peer: self.told.append("gone"),
             on_back=lambda peer: self.told.append("back"),
