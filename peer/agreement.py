@@ -4,6 +4,11 @@ The decided value is the step's ``StepClose``. Round 0 belongs to the first peer
 which needs no promises for it (Lamport, "Paxos Made Simple", 2001, section 3); whoever takes over asks for
 promises. A majority of the *agreed* membership must accept, so two parts of a split swarm never close a step
 differently. A restarted daemon has another incarnation, is no member, and so cannot forget a promise.
+
+Paxos lets whoever gets votes choose any value. A peer that hears nobody, but is heard, would close the step
+with itself alone. So none proposes that does not hear a majority, and a voter refuses a new value that leaves
+out what it knows to live or to count (``objection``); only a value that may have been decided already is
+taken as it is.
 """
 
 from __future__ import annotations
@@ -42,10 +47,12 @@ class Agreement:
         context: Context,
         *,
         ready: Callable[[], StepClose | None],
+        objection: Callable[[StepClose], str | None],
         on_decided: Callable[[StepClose], None],
     ) -> None:
         self._context = context
         self._ready = ready
+        self._objection = objection
         self._on_decided = on_decided
         self.closes: dict[int, StepClose] = {}
         self._ready_since: float | None = None
@@ -115,7 +122,8 @@ class Agreement:
         context = self._context
         if self._closed or self.decided or context.me not in self._order:
             return
-        close = self._ready()
+        heard = sum(context.liveness.alive(peer) for peer in self._order)
+        close = self._ready() if heard >= self.majority else None
         if close is None:
             self._ready_since = None
             return
@@ -130,23 +138,24 @@ class Agreement:
 
     def _propose(self, close: StepClose) -> None:
         context = self._context
-        self._proposal = close
         self._proposed_at = context.clock.now()
         self._votes = set()
         self._promises = {}
+        self._proposal = None
         first = self._ballot is None and self._order[0] == context.me and self._promised == NONE
         if first:
             self._ballot = (0, context.me)
-            self._ask_votes()
+            self._ask_votes(close, adopted=False)
         else:
             self._highest_round += 1
             self._ballot = (self._highest_round, context.me)
             self._to_voters(Prepare(step=context.step, ballot=self._ballot))
 
-    def _ask_votes(self) -> None:
+    def _ask_votes(self, close: StepClose, *, adopted: bool) -> None:
         assert self._ballot is not None
-        assert self._proposal is not None
-        self._to_voters(Propose(step=self._context.step, ballot=self._ballot, close=self._proposal))
+        self._proposal = close
+        step = self._context.step
+        self._to_voters(Propose(step=step, ballot=self._ballot, close=close, adopted=adopted))
 
     def _to_voters(self, message: Message) -> None:
         for peer in self._order:
@@ -154,22 +163,36 @@ class Agreement:
                 self._context.transport.send(peer, message)
 
     def on_promise(self, sender: PeerId, message: Promise) -> None:
-        if not self._mine(sender, message) or self._votes:
+        if not self._mine(sender, message) or self._proposal is not None:
             return
-        before = len(self._promises)
         self._promises[sender] = message
-        if before < self.majority <= len(self._promises):
-            taken = [p for p in self._promises.values() if p.accepted is not None and p.accepted_ballot]
-            if taken:
-                self._proposal = max(taken, key=lambda p: p.accepted_ballot or NONE).accepted
-            self._ask_votes()
+        if len(self._promises) == self.majority:
+            self._context.clock.call_later(TICK_S, self._choose, self._ballot, False)
+        self._choose(self._ballot, True)
+
+    def _choose(self, ballot: Ballot | None, patient: bool) -> None:
+        """With a majority's promises, ask for votes: on our own close if nothing can have been decided yet,
+        else on what was accepted under the highest ballot. If it is not sure, further promises may tell."""
+        promises, context = self._promises, self._context
+        late = ballot != self._ballot or self._proposal is not None or self.decided or self._closed
+        if late or len(promises) < self.majority:
+            return
+        taken = [p for p in promises.values() if p.accepted is not None and p.accepted_ballot]
+        unheard = [peer for peer in self._order if peer not in promises]
+        newest = max(taken, key=lambda p: p.accepted_ballot or NONE, default=None)
+        if newest is not None and newest.accepted is not None and len(taken) + len(unheard) >= self.majority:
+            if not patient or not any(context.liveness.alive(peer) for peer in unheard):
+                self._ask_votes(newest.accepted, adopted=True)
+            return
+        close = self._ready()  # as we see it now: the promises may have been long on their way
+        if close is not None:
+            self._ask_votes(close, adopted=False)
 
     def on_accepted(self, sender: PeerId, message: Accepted) -> None:
-        if not self._mine(sender, message) or self.decided:
+        if not self._mine(sender, message) or self.decided or self._proposal is None:
             return
         self._votes.add(sender)
         if len(self._votes) >= self.majority:
-            assert self._proposal is not None
             decided = Decided(close=self._proposal)
             everyone = {m.peer for m in self._context.members} | {m.peer for m in decided.close.members}
             for peer in sorted(everyone - {self._context.me}):
@@ -177,8 +200,13 @@ class Agreement:
             self._decide(decided.close)
 
     def on_rejected(self, sender: PeerId, message: Rejected) -> None:
-        if self._mine(sender, message):
-            self._highest_round = max(self._highest_round, message.promised[0])
+        if not self._mine(sender, message):
+            return
+        self._highest_round = max(self._highest_round, message.promised[0])
+        if message.objected:
+            # What it knows of is on its way to us, or it will miss whom we miss: try again in a moment.
+            retry_s = self._context.clock.now() - TAKE_OVER_S + TICK_S
+            self._proposed_at = min(self._proposed_at, retry_s)
 
     def _mine(self, sender: PeerId, message: Promise | Accepted | Rejected) -> bool:
         context = self._context
@@ -213,10 +241,19 @@ class Agreement:
             self._context.strike(sender, "a proposal of round 0 from a peer that is not the first")
         elif message.ballot < self._promised:
             self._reject(sender, message)
+        elif self._refused(message):
+            self._reject(sender, message, objected=True)
         else:
             self._promised = message.ballot
             self._accepted = (message.ballot, message.close)
             self._context.transport.send(sender, Accepted(step=message.step, ballot=message.ballot))
+
+    def _refused(self, message: Propose) -> bool:
+        """Would this new value leave out what we know of?"""
+        reason = None if message.adopted else self._objection(message.close)
+        if reason is not None:
+            self._context.events.emit("objected", step=message.step, other=message.ballot[1], reason=reason)
+        return reason is not None
 
     def _votable(self, sender: PeerId, message: Prepare | Propose) -> bool:
         """Is this a vote on our step, by its own proposer? A laggard is told what was decided."""
@@ -231,8 +268,9 @@ class Agreement:
             return False
         return sender in self._order and context.me in self._order
 
-    def _reject(self, sender: PeerId, message: Prepare | Propose) -> None:
-        rejected = Rejected(step=message.step, ballot=message.ballot, promised=self._promised)
+    def _reject(self, sender: PeerId, message: Prepare | Propose, *, objected: bool = False) -> None:
+        step, ballot = message.step, message.ballot
+        rejected = Rejected(step=step, ballot=ballot, promised=self._promised, objected=objected)
         self._context.transport.send(sender, rejected)
 
     # -- the decision --------------------------------------------------------------------------------------

@@ -76,20 +76,51 @@ class Closing:
                 found[fact.owner] = commits
         return found
 
+    def _done(self) -> dict[PeerId, CommitsFact]:
+        origins = self._context.origins_of_step
+        return {o: fact for o, fact in self._facts_of_step(DONE_TOPIC).items() if o in origins}
+
+    def _at_work(self, done: dict[PeerId, CommitsFact]) -> list[PeerId]:
+        """Origins that may still commit something."""
+        liveness = self._context.liveness
+        return [o for o in self._context.origins_of_step if not liveness.gone(o) and o not in done]
+
+    def _known(self, done: dict[PeerId, CommitsFact]) -> dict[int, Counted]:
+        """Every commit of the step that this peer knows of."""
+        context = self._context
+        origins, peers = set(context.origins_of_step), {member.peer for member in context.members}
+        counted = [*context.ledger.commits.values()]
+        counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
+        witnessed = {w: fact for w, fact in self._facts_of_step(WITNESS_TOPIC).items() if w in peers}
+        counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
+        return settle(c for c in counted if c.index < context.microbatches and c.origin in origins)
+
+    def objection(self, close: StepClose) -> str | None:
+        """Why this peer does not vote for a close that another proposes; None if it does."""
+        context = self._context
+        named = {member.peer for member in close.members}
+        for member in context.members:
+            if not member.learning and member.peer not in named and context.liveness.alive(member.peer):
+                return f"{member.peer} lives"
+        missing = set(range(context.microbatches)) - {counted.index for counted in close.counted}
+        if not missing:
+            return None
+        done = self._done()
+        if working := self._at_work(done):
+            return f"{working[0]} is at work"
+        if known := missing & self._known(done).keys():
+            return f"microbatch {min(known)} is committed"
+        return None
+
     def ready(self) -> StepClose | None:
         """What this peer would close the step with; None as long as living origins are not done."""
         context = self._context
         if not context.running:
             return None
-        origins, peers = set(context.origins_of_step), {member.peer for member in context.members}
-        done = {o: fact for o, fact in self._facts_of_step(DONE_TOPIC).items() if o in origins}
-        if any(not context.liveness.gone(o) and o not in done for o in context.origins_of_step):
+        done = self._done()
+        if self._at_work(done):
             return None
-        counted = [*context.ledger.commits.values()]
-        counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
-        witnessed = {w: fact for w, fact in self._facts_of_step(WITNESS_TOPIC).items() if w in peers}
-        counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
-        commits = settle(c for c in counted if c.index < context.microbatches and c.origin in origins)
+        commits = self._known(done)
         if len(commits) < context.microbatches:
             now = context.clock.now()
             self._incomplete_since = self._incomplete_since or now

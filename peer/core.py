@@ -123,7 +123,12 @@ class Core:
             config=options.gossip,
         )
         self.closing = Closing(context, self.gossip, self.newcomers)
-        self.agreement = Agreement(context, ready=self.closing.ready, on_decided=self._decided)
+        self.agreement = Agreement(
+            context,
+            ready=self.closing.ready,
+            objection=self.closing.objection,
+            on_decided=self._decided,
+        )
         self.averaging = Averaging(context, on_done=self._averaged, on_stuck=self._fall_out)
         self.donor = Donor(context)
         self.joiner: Joiner | None = None

@@ -130,11 +130,11 @@ class Liveness:
     def on_link_up(self, peer: PeerId) -> None:
         neighbour = self._neighbour(peer)
         neighbour.up = True
-        neighbour.silent = neighbour.hung = False
+        neighbour.silent = neighbour.hung = neighbour.deaf = False
         neighbour.incarnation = None
         neighbour.redial_s = 0.0
         self._left.pop(peer, None)
-        neighbour.last_heard_s = neighbour.progress_s = self._clock.now()
+        neighbour.last_heard_s = neighbour.progress_s = neighbour.echo_s = self._clock.now()
         neighbour.beats.clear()
         neighbour.heard_beat_s = None
         self._send_beat(neighbour)
@@ -169,11 +169,21 @@ class Liveness:
         neighbour.incarnation = heartbeat.incarnation
         neighbour.heard_beat_s = now
         neighbour.to_echo = True
+        self._watch_echo(neighbour, heartbeat, now)
+        self.on_heard(peer)
+
+    def _watch_echo(self, neighbour: Neighbour, heartbeat: Heartbeat, now: float) -> None:
+        """A peer that does not hear us can do nothing for us, however alive its heartbeats look."""
         if heartbeat.echo_s is not None:
+            neighbour.echo_s = now
+            neighbour.deaf = False
             round_trip_s = now - heartbeat.echo_s - heartbeat.held_s
             if 0 <= round_trip_s < 60:
                 neighbour.round_trip_s = round_trip_s
-        self.on_heard(peer)
+        elif not neighbour.deaf and now - neighbour.echo_s > self.silence_borne_s(neighbour.peer):
+            neighbour.deaf = True
+            self._lose(neighbour, f"has not heard us for {now - neighbour.echo_s:.1f} s")
+            self._inquire(neighbour)
 
     def _watch_progress(self, neighbour: Neighbour, heartbeat: Heartbeat, now: float) -> None:
         """A compute that hangs is known by heartbeats which go on and a progress which does not."""
@@ -273,6 +283,7 @@ class Liveness:
             for neighbour in self._neighbours.values():
                 neighbour.last_heard_s += late_s
                 neighbour.progress_s += late_s
+                neighbour.echo_s += late_s
 
     def _check_silence(self, neighbour: Neighbour) -> None:
         if self._closed or not neighbour.up or neighbour.silent:

@@ -49,6 +49,8 @@ class Neighbour:
     up: bool = False
     silent: bool = False
     hung: bool = False
+    deaf: bool = False
+    """Its heartbeats come, and say that none of ours do."""
     lost: bool = False
     """Not alive, as far as others were told."""
     gone: bool = False
@@ -65,9 +67,11 @@ class Neighbour:
     """When the last heartbeat came, by our clock."""
     progress_s: float = 0.0
     """When its progress last was another, or it had nothing to do."""
+    echo_s: float = 0.0
+    """When it last said that it hears us."""
     to_echo: bool = False
 
     @property
     def answers(self) -> bool:
-        """Up, and neither silent nor hung."""
-        return self.up and not self.silent and not self.hung
+        """Up, and neither silent nor hung nor deaf."""
+        return self.up and not (self.silent or self.hung or self.deaf)

@@ -297,10 +297,13 @@ class Promise(Message):
 
 
 class Propose(Message):
+    """``adopted``: others accepted this close under an earlier ballot, so it may be decided already."""
+
     kind = "propose"
     step: Step
     ballot: Ballot
     close: StepClose
+    adopted: bool = False
 
 
 class Accepted(Message):
@@ -310,12 +313,13 @@ class Accepted(Message):
 
 
 class Rejected(Message):
-    """A higher ballot was promised."""
+    """A higher ballot was promised; or the close leaves out what the sender knows of (``objected``)."""
 
     kind = "rejected"
     step: Step
     ballot: Ballot
     promised: Ballot
+    objected: bool = False
 
 
 class Decided(Message):

@@ -72,3 +72,27 @@ def test_a_newcomer_that_is_named_a_member_and_misses_the_average_before_is_not_
     assert swarm.run_to(max(p.step for p in swarm.living()) + 3, 60)
     assert swarm.clock.run_until(lambda: peer.core.context.active, 60)
     swarm.whole()
+
+
+@pytest.mark.parametrize("name", ["s0r1", "s2r1"])
+def test_a_peer_that_hears_nobody_and_is_heard_does_not_close_the_step_alone(name: str) -> None:
+    """It takes all others for gone, and its proposal has reached them when they can answer it again."""
+    swarm = SimSwarm((3, 2, 2), pace=3, microbatches_per_origin=3, memory_slots=2)
+    suffers(swarm, FaultPlan().add("one_way", peer=name, duration_s=18).at_step(1, 0.37))
+    assert min(len(closed["members"]) for _, closed in swarm.of("closed")) >= 6
+
+
+def test_a_voter_objects_to_a_close_that_leaves_out_what_it_knows_of() -> None:
+    swarm = SimSwarm((2, 2, 2))
+    assert swarm.run_to(1)
+    core = swarm.peers["s1r0"].core
+    assert swarm.clock.run_until(lambda: len(core.context.ledger.commits) > 2, 10)
+    members = core.context.members
+    objection = core.closing.objection
+    assert objection(StepClose(step=1, counted=(), members=members[1:])) == "s0r0 lives"
+    assert str(objection(StepClose(step=1, counted=(), members=members))).endswith("is at work")
+    assert swarm.clock.run_until(lambda: not core.closing._at_work(core.closing._done()), 10)
+    known = tuple(core.closing._known(core.closing._done()).values())
+    assert [counted.index for counted in known] == list(range(12))
+    assert objection(StepClose(step=1, counted=known[:-1], members=members)) == "microbatch 11 is committed"
+    assert objection(StepClose(step=1, counted=known, members=members)) is None

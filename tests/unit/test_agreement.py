@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from peer.agreement import Agreement
 from swarm.clock import SimClock
+from swarm.events import NoEvents
 from swarm.messages import (
     Accepted,
     Decided,
@@ -38,6 +39,9 @@ class Toy:
         self.down: set[str] = set()
         self.cut: set[frozenset[str]] = set()
         self.decided: dict[str, StepClose] = {}
+        self.objectors: set[str] = set()
+        """They vote for no close but their own."""
+        self.proposed: set[str] = set()
         self.strikes: dict[str, int] = defaultdict(int)
         self.agreements: dict[str, Agreement] = {}
         self.contexts: dict[str, Any] = {}
@@ -53,18 +57,24 @@ class Toy:
                 liveness=SimpleNamespace(
                     alive=lambda peer: peer not in self.down, gone=lambda peer: peer in self.down
                 ),
+                events=NoEvents(),
                 strike=lambda peer, reason: self.strikes.__setitem__(peer, self.strikes[peer] + 1),
             )
             own = StepClose(step=0, counted=(), members=MEMBERS[: 3 + number % 3])
             self.agreements[name] = Agreement(
                 context,
                 ready=lambda own=own: own,  # type: ignore[misc]
+                objection=lambda close, me=name, own=own: (  # type: ignore[misc]
+                    "not mine" if me in self.objectors and close != own else None
+                ),
                 on_decided=lambda close, me=name: self.decided.__setitem__(me, close),  # type: ignore[misc]
             )
         for agreement in self.agreements.values():
             agreement.begin()
 
     def send(self, sender: str, to: str, message: Any) -> None:
+        if isinstance(message, Propose):
+            self.proposed.add(sender)
         if sender in self.down or (sender != to and self.rng.random() < self.loss):
             return
         for _ in range(2 if self.rng.random() < self.doubled else 1):
@@ -101,11 +111,18 @@ class Toy:
     doubled=st.sampled_from([0.0, 0.3]),
     delay_s=st.sampled_from([0.01, 1.0, 6.0]),
     crashes=st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 15)), max_size=2),
+    objectors=st.sets(st.sampled_from(NAMES)),
 )
 def test_never_two_decisions(
-    seed: int, loss: float, doubled: float, delay_s: float, crashes: list[tuple[str, float]]
+    seed: int,
+    loss: float,
+    doubled: float,
+    delay_s: float,
+    crashes: list[tuple[str, float]],
+    objectors: set[str],
 ) -> None:
     toy = Toy(seed, loss=loss, doubled=doubled, delay_s=delay_s)
+    toy.objectors = objectors
     for name, at_s in crashes:
         toy.clock.call_later(at_s, toy.crash, name)
     toy.clock.run_for(60)
@@ -149,3 +166,24 @@ def test_a_ballot_in_anothers_name_is_a_strike_and_changes_nothing() -> None:
     assert toy.strikes == {"c": 1}
     toy.clock.run_for(60)
     assert toy.decided["a"] != forged.close
+
+
+def test_what_a_majority_objects_to_is_not_decided_and_the_next_proposer_is_heard() -> None:
+    """The first of the draw order would close with others than four voters see alive."""
+    toy = Toy(4)
+    first = toy.agreements["a"]._order[0]
+    toy.objectors = set(NAMES) - {first}
+    agree = toy.agreements[next(iter(toy.objectors))]._ready
+    for name in toy.objectors:
+        toy.agreements[name]._ready = agree
+        toy.agreements[name]._objection = lambda close: None if close == agree() else "not ours"
+    assert toy.clock.run_until(lambda: set(toy.decided) == set(NAMES), 60)
+    assert {close.model_dump_json() for close in toy.decided.values()} == {agree().model_dump_json()}  # type: ignore[union-attr]
+
+
+def test_who_hears_no_majority_proposes_nothing() -> None:
+    toy = Toy(5)
+    for name in ("a", "b", "c", "d"):
+        toy.contexts[name].liveness.alive = lambda peer, me=name: peer in (me, "e")
+    toy.clock.run_for(30)
+    assert toy.proposed == {"e"}

@@ -12,7 +12,9 @@ from swarm.events import NoEvents
 from swarm.messages import Heartbeat, Message, ProbeAck
 
 
-def beat(step: int = 0, *, life: int = 1, progress: int = 0, working: bool = False) -> Heartbeat:
+def beat(
+    step: int = 0, *, life: int = 1, progress: int = 0, working: bool = False, hears: bool = True
+) -> Heartbeat:
     return Heartbeat(
         sequence=1,
         incarnation=life,
@@ -21,6 +23,7 @@ def beat(step: int = 0, *, life: int = 1, progress: int = 0, working: bool = Fal
         working=working,
         state="active",
         sent_s=0.0,
+        echo_s=0.0 if hears else None,
     )
 
 
@@ -199,3 +202,22 @@ def test_phi_of_a_peer_rises_with_its_silence() -> None:
     assert bench.liveness.phi("b") < 0.1
     bench.clock.run_for(3.9)
     assert 2 < bench.liveness.phi("b") < 8
+
+
+def test_a_peer_that_is_heard_and_hears_nothing_is_lost_until_it_hears() -> None:
+    bench = Bench()
+    bench.helper("c")
+
+    def pass_s(seconds: int, *, hears: bool) -> None:
+        for _ in range(seconds):
+            bench.beats("b", 1, hears=hears)
+            bench.liveness.on_heartbeat("c", beat())
+
+    pass_s(5, hears=True)
+    pass_s(4, hears=False)
+    assert bench.told == []
+    pass_s(2, hears=False)
+    assert bench.told[0] == "lost"
+    assert [request.peer for request in bench.asked()][:1] == ["b"]  # type: ignore[attr-defined]
+    pass_s(1, hears=True)
+    assert bench.told[-1] == "back"
