@@ -13,6 +13,7 @@ from swarm.data.sampler import Sampler
 from swarm.manifest import Manifest
 from swarm.messages import TensorSpec
 from swarm.model.finite import is_finite
+from swarm.model.rebuild import max_image_bytes, mean_of_neighbours
 from swarm.model.stage import StageRuntime
 
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -86,14 +87,23 @@ class StageBackend:
         figures = {"grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
         return self.runtime.digest(), figures
 
-    def image_bytes(self) -> int:
-        return self.runtime.max_image_bytes
+    def image_bytes(self, stage: int | None = None) -> int:
+        return (
+            self.runtime.max_image_bytes if stage is None else max_image_bytes(self.runtime.manifest, stage)
+        )
 
     def state_image(self) -> bytes:
         return self.runtime.state_image()
 
     def load_image(self, image: bytes) -> str:
         self.runtime.load_image(image)
+        return self.runtime.digest()
+
+    def rebuild(self, neighbours: list[tuple[int, bytes, float]]) -> None:
+        self.runtime.load_state(mean_of_neighbours(self.runtime.manifest, self.runtime.stage, neighbours))
+
+    def skip_to(self, step: int) -> str:
+        self.runtime.skip_to(step)
         return self.runtime.digest()
 
     @staticmethod

@@ -117,6 +117,8 @@ class Closing:
         context = self._context
         if not context.running:
             return None
+        if not context.origins_of_step:
+            return self._close_of_none()
         done = self._done()
         if self._at_work(done):
             return None
@@ -135,3 +137,12 @@ class Closing:
             counted=tuple(commits.values()),
             members=self._newcomers.admit(members),
         )
+
+    def _close_of_none(self) -> StepClose | None:
+        """Nobody is left who draws: the step is closed, empty, only to let somebody in who will."""
+        context = self._context
+        living = tuple(member for member in context.members if not context.liveness.gone(member.peer))
+        members = self._newcomers.admit(living)
+        if members == living:
+            return None
+        return StepClose(step=context.step, epoch=context.epoch, counted=(), members=members)

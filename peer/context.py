@@ -77,14 +77,23 @@ class Backend(Protocol):
         """Apply the average, clear the sum: (digest of the parameters, figures to report)."""
         ...
 
-    def image_bytes(self) -> int:
-        """No honest ``state_image`` is longer."""
+    def image_bytes(self, stage: int | None = None) -> int:
+        """No honest ``state_image`` of our or another stage is longer."""
         ...
 
     def state_image(self) -> bytes: ...
 
     def load_image(self, image: bytes) -> str:
         """Take the state, whole or not at all; its digest. Raises ValueError on anything malformed."""
+        ...
+
+    def rebuild(self, neighbours: list[tuple[int, bytes, float]]) -> None:
+        """Take the mean of neighbour stages, (stage, image, gradient norm) each, for the stage's own state
+        that is lost. Raises ValueError on anything malformed."""
+        ...
+
+    def skip_to(self, step: int) -> str:
+        """The state is that of ``step``, with nothing learned since its own; the parameters' digest."""
         ...
 
     def from_bytes(self, data: Any) -> Any:
@@ -171,6 +180,8 @@ class Context:
     liveness: Liveness = None  # type: ignore[assignment]
     routes: Routes = None  # type: ignore[assignment]
     strike: Callable[[PeerId, str], None] = lambda peer, reason: None
+    say: Callable[[str], None] = lambda line: None
+    """A line for the volunteer."""
     _lives: tuple[tuple[Member, ...], dict[PeerId, int]] = ((), {})
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:

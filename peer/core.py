@@ -27,6 +27,7 @@ from peer.liveness import Liveness
 from peer.neighbour import LivenessLimits
 from peer.origin import Origin
 from peer.planner import Planner
+from peer.restore import NO_DISK, Disk, Recalled
 from peer.router import Router
 from peer.standing import Standings
 from peer.worker import Executor, TaskKind, Worker
@@ -73,10 +74,15 @@ class Core:
         on_step: Callable[[], None] = lambda: None,
         on_finished: Callable[[], None] = lambda: None,
         on_failed: Callable[[Exception], None],
+        disk: Disk = NO_DISK,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._on_step = on_step
         self._on_finished = on_finished
         self._failed = on_failed
+        self._disk = disk
+        self._begun: int | None = None
+        """The newest step that this life was a member of: the backend holds its parameters."""
         self.context = context = Context(
             me=transport.peer_id,
             stage=options.stage,
@@ -87,6 +93,7 @@ class Core:
             worker=Worker(executor, clock, failed=self._compute_failed),
             backend=backend,
             events=events,
+            say=say,
         )
         context.liveness = self.liveness = Liveness(
             transport,
@@ -212,7 +219,7 @@ class Core:
     def begin(self, step: int, members: tuple[m.Member, ...]) -> None:
         """Be a member of ``step`` with the parameters that the backend holds."""
         context = self.context
-        context.step = step
+        context.step = self._begun = step
         context.members = members
         context.ledger = Ledger(step)
         context.origins_of_step = context.replicas(0)
@@ -243,7 +250,12 @@ class Core:
         self._downloaded = True
         if self.joiner is not None:
             self.joiner.close()
-        self.joiner = Joiner(self.context, on_ready=self._admitted, on_missed=self._fall_out)
+        self.joiner = Joiner(
+            self.context,
+            on_ready=self._admitted,
+            on_missed=self._fall_out,
+            recalled=Recalled(self._disk, self._begun),
+        )
         self.joiner.begin(contacts)
         self.liveness.watch(dict.fromkeys(contacts))
 
@@ -571,10 +583,7 @@ class Core:
 
     def _download_of(self, message: m.StateMessage) -> Download | None:
         """The download that a message is for."""
-        download = self.joiner.download if self.joiner is not None else None
-        if download is not None and (download.stage, download.step) == (message.stage, message.step):
-            return download
-        return None
+        return self.joiner.download_of(message.stage, message.step) if self.joiner is not None else None
 
     def _state_message(self, sender: PeerId, message: m.StateMessage, tensor: Any) -> None:
         download = self._download_of(message)

@@ -236,6 +236,8 @@ class Daemon:
             on_step=lambda: self._stepped(manifest),
             on_finished=self._finished.set,
             on_failed=self._failed,
+            disk=self._keeper.disk(place.stage),
+            say=self._report,
         )
 
     # -- a life --------------------------------------------------------------------------------------------

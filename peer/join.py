@@ -12,6 +12,7 @@ from typing import Any
 
 from peer.context import Context
 from peer.download import Download
+from peer.restore import Recalled, Restoration
 from peer.rounds import lineage_after
 from peer.worker import TaskKind
 from swarm.messages import (
@@ -56,8 +57,9 @@ class Newcomers:
     def admit(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
         """``members`` with newcomers that live as learners, and learners that are ready as full members."""
         admitted = {member.peer: member for member in members}
+        founders = self._founders(members)
         for peer, request in self._requests.items():
-            if not self._context.liveness.reachable(peer):
+            if not self._context.liveness.reachable(peer) or peer not in founders.get(request.stage, {peer}):
                 continue
             known = admitted.get(peer)
             same = known is not None and (known.stage, known.incarnation) == (
@@ -73,6 +75,26 @@ class Newcomers:
                 admitted[peer] = known.model_copy(update={"learning": False})
         return tuple(admitted[peer] for peer in sorted(admitted))
 
+    def _founders(self, members: tuple[Member, ...]) -> dict[int, set[PeerId]]:
+        """For each stage without a replica the one newcomer that may come in: it makes the stage's state
+        anew, and the next ones take it from there. Whoever holds the newest state of it comes first."""
+        founders: dict[int, set[PeerId]] = {}
+        for stage in {request.stage for request in self._requests.values()}:
+            here = [member for member in members if member.stage == stage]
+            if any(not member.learning for member in here):
+                continue
+            asking = {
+                peer: -1 if request.holds is None else request.holds
+                for peer, request in self._requests.items()
+                if request.stage == stage and self._context.liveness.reachable(peer)
+            }
+            if stage == 0:  # its embedding and head are nowhere else
+                asking = {peer: holds for peer, holds in asking.items() if holds >= 0}
+            begun = {member.peer for member in here}
+            first = min(asking, key=lambda peer: (-asking[peer], peer), default=None)
+            founders[stage] = begun or ({first} if first is not None else set())
+        return founders
+
 
 class Joiner:
     """A newcomer's way in: asks, downloads, catches up; ``on_ready(step, members)`` ends it, and so does
@@ -84,14 +106,19 @@ class Joiner:
         *,
         on_ready: Callable[[int, tuple[Member, ...]], None],
         on_missed: Callable[[str], None],
+        recalled: Recalled,
     ) -> None:
         self._context = context
         self._on_ready = on_ready
         self._on_missed = on_missed
+        self._recalled = recalled
         self.contacts: set[PeerId] = set()
         """Members, whose word on decisions is taken."""
         self._closes: dict[int, StepClose] = {}
         self.download: Download | None = None
+        self.restoration: Restoration | None = None
+        self._told = ""
+        """Why the stage could not be restored, as the volunteer knows."""
         self._state_step: int | None = None
         """The step whose parameters the backend holds."""
         self._averages: dict[int, dict[str, dict[int, Any]]] = {}
@@ -116,6 +143,16 @@ class Joiner:
         if self.download is not None:
             self.download.close()
             self.download = None
+        if self.restoration is not None:
+            self.restoration.close()
+            self.restoration = None
+
+    def download_of(self, stage: int, step: int) -> Download | None:
+        """The download of that state, if there is one."""
+        downloads = [self.download] if self.download is not None else []
+        if self.restoration is not None:
+            downloads += self.restoration.downloads
+        return next((one for one in downloads if (one.stage, one.step) == (stage, step)), None)
 
     @property
     def ready(self) -> bool:
@@ -127,10 +164,7 @@ class Joiner:
             return
         context = self._context
         context.clock.call_later(ASK_AGAIN_S, self._ask)
-        request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=self.ready)
-        for peer in sorted(self.contacts):
-            if context.liveness.alive(peer):
-                context.transport.send(peer, request)
+        self._send_request()
         self._fetch()
         step = self._state_step
         if step is not None and step not in self._closes and self._closes and max(self._closes) > step:
@@ -150,9 +184,7 @@ class Joiner:
 
     def on_link_up(self, peer: PeerId) -> None:
         if peer in self.contacts:
-            context = self._context
-            request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=self.ready)
-            context.transport.send(peer, request)
+            self._context.transport.send(peer, self._request())
 
     def on_decided(self, close: StepClose) -> None:
         """A step was closed: we are not in it, a learner of the next, or a member of the next."""
@@ -183,6 +215,9 @@ class Joiner:
         if self._state_step is not None or self._loading or not self._closes or self._closed:
             return
         context = self._context
+        if self._orphaned(max(self._closes) + 1):
+            self._restore(max(self._closes) + 1)
+            return
         donors = [peer for peer in context.living(context.stage) if peer != context.me]
         if self.download is None and donors:
             self.download = Download(
@@ -195,6 +230,35 @@ class Joiner:
             )
         if self.download is not None:
             self.download.begin(donors)
+
+    def _orphaned(self, step: int) -> bool:
+        """Has our stage no replica in ``step``, so that nothing is learned there?"""
+        close = self._closes.get(step - 1)
+        return close is not None and not any(
+            m.stage == self._context.stage and not m.learning for m in close.members
+        )
+
+    def _restore(self, step: int) -> None:
+        """We found the stage: the members admit one newcomer to it, and that is us."""
+        if self.restoration is not None:
+            return
+        self._drop_download()
+
+        def done(digest: str) -> None:
+            self.restoration = None
+            self._state_step = step
+            self._context.lineage = lineage_after("restored", digest)
+            self._catch_up()
+
+        def failed(reason: str) -> None:
+            self.restoration = None
+            self._context.events.emit("restore_failed", reason=reason)
+            if reason != self._told:
+                self._told = reason
+                self._context.say(f"stage {self._context.stage} cannot be restored: {reason}")
+
+        self.restoration = Restoration(self._context, step, self._recalled, on_done=done, on_failed=failed)
+        self.restoration.begin()
 
     def _failed(self, reason: str) -> None:
         """Too late for that step: the next look pins another."""
@@ -228,6 +292,8 @@ class Joiner:
         self._bereft = self._bereft or peer in self._context.replicas(self._context.stage)
         if self.download is not None:
             self.download.on_lost(peer)
+        if self.restoration is not None:
+            self.restoration.on_lost(peer)
 
     # -- catching up ---------------------------------------------------------------------------------------
 
@@ -254,6 +320,9 @@ class Joiner:
         step = self._state_step
         if step is None or self._applying or self._closed:
             return
+        if step in self._closes and self._orphaned(step):
+            self._skip(max(self._closes) + 1)
+            return
         if step in self._closes:
             parts = self._whole(step)
             if parts is not None:
@@ -265,7 +334,24 @@ class Joiner:
             self.close()
             self._on_ready(step, self._closes[step - 1].members)
         elif self.ready:
-            self._say_ready()
+            self._send_request()
+
+    def _skip(self, newest: int) -> None:
+        """No average comes of steps in which the stage had no replica."""
+        self._applying = True
+        step = self._state_step
+        assert step is not None
+        while step < newest and step in self._closes and self._orphaned(step):
+            step += 1
+        target = step
+
+        def done(_: str) -> None:
+            self._applying = False
+            self._state_step = target
+            self._catch_up()
+
+        worker, backend = self._context.worker, self._context.backend
+        worker.submit(TaskKind.SYNC, (target,), lambda: backend.skip_to(target), done)
 
     def _named(self, step: int) -> bool:
         """Do the others count on us as a member of ``step``, and not as a learner?"""
@@ -273,12 +359,20 @@ class Joiner:
         me = self._context.me
         return close is not None and any(m.peer == me and not m.learning for m in close.members)
 
-    def _say_ready(self) -> None:
+    def _request(self) -> JoinRequest:
         context = self._context
-        request = JoinRequest(stage=context.stage, incarnation=context.incarnation, ready=True)
+        return JoinRequest(
+            stage=context.stage,
+            incarnation=context.incarnation,
+            ready=self.ready,
+            holds=self._recalled.step,
+        )
+
+    def _send_request(self) -> None:
+        request = self._request()
         for peer in sorted(self.contacts):
-            if context.liveness.alive(peer):
-                context.transport.send(peer, request)
+            if self._context.liveness.alive(peer):
+                self._context.transport.send(peer, request)
 
     def _apply(self, step: int, parts: list[Any]) -> None:
         self._applying = True

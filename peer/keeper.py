@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from peer import checkpoint
+from peer.restore import Disk
 from swarm.events import EventLog
 from swarm.manifest import Manifest
 
@@ -44,6 +45,18 @@ class Keeper:
         """(SHA-256, image). Raises CheckpointError."""
         described, image = checkpoint.at_step(self._folder, self._manifest.run_id, stage, step)
         return described.sha256, image
+
+    def disk(self, stage: int) -> Disk:
+        """The newest checkpoint of ``stage``, for a stage that nobody else holds any more."""
+        folder, run_id = self._folder, self._manifest.run_id
+
+        def read() -> bytes:
+            found = checkpoint.newest(folder, run_id, stage)
+            if found is None:
+                raise checkpoint.CheckpointError(f"{folder}: no usable checkpoint of stage {stage} any more")
+            return found[1]
+
+        return Disk(lambda: next((step for step, _ in self.listed(stage)), None), read)
 
     def write(self, stage: int, step: int, image: bytes) -> None:
         """Keep a state, in a thread of its own. A full disk costs this checkpoint and nothing else."""

@@ -10,6 +10,7 @@ from typing import Any
 from bootstrap.simulation.fake import SPEC, WIDTH, FakeBackend, FakeBatches
 from peer.context import StepRules
 from peer.core import Core, CoreOptions
+from peer.restore import NO_DISK, Disk
 from peer.worker import SimExecutor, TaskKind
 from swarm.clock import SimClock
 from swarm.events import ListEvents
@@ -89,7 +90,9 @@ class TappedTransport:
 class SimPeer:
     """One core with its fake stage."""
 
-    def __init__(self, swarm: SimSwarm, name: str, stage: int, incarnation: int = 1) -> None:
+    def __init__(
+        self, swarm: SimSwarm, name: str, stage: int, incarnation: int = 1, disk: Disk = NO_DISK
+    ) -> None:
         self.name = name
         self.stage = stage
         self.incarnation = incarnation
@@ -116,6 +119,7 @@ class SimPeer:
             verify=lambda owner, payload, signature: True,
             on_step=lambda: swarm.began(self),
             on_failed=self.failures.append,
+            disk=disk,
         )
 
     @property
@@ -201,12 +205,12 @@ class SimSwarm:
         peer.core.close()
         self.network.crash(name)
 
-    def newcomer(self, name: str, stage: int, incarnation: int = 1) -> SimPeer:
+    def newcomer(self, name: str, stage: int, incarnation: int = 1, disk: Disk = NO_DISK) -> SimPeer:
         """A peer that asks all that live to be admitted."""
         contacts = {peer.name for peer in self.living()} - {name}
         if name in self.peers:
             self.former.append(self.peers[name])
-        self.peers[name] = peer = SimPeer(self, name, stage, incarnation)
+        self.peers[name] = peer = SimPeer(self, name, stage, incarnation, disk)
         peer.core.join(contacts)
         return peer
 

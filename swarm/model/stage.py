@@ -282,6 +282,16 @@ class StageRuntime:
         """No honest ``state_image`` is longer: the limit of what a download may allocate."""
         return state.max_image_bytes(self.layout)
 
+    def skip_to(self, step: int) -> None:
+        """Take the state for that of a later step, in which the optimizer's schedule then is.
+
+        ValueError if ``step`` is an earlier one.
+        """
+        if step < self.step:
+            raise ValueError(f"the state is of step {self.step}, after {step}")
+        self.step = step
+        self.discard_gradient()
+
     def state_image(self) -> bytes:
         """The state as a safetensors image; replicas with equal states give equal bytes."""
         return state.pack(self.state_tensors())
