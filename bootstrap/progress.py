@@ -109,7 +109,7 @@ class Progress:
         if peer is None:
             return
         peer.peer = str(event.get("peer", ""))
-        if peer.state == "starting":
+        if peer.state == "starting" and event.get("event") != "opened":
             peer.state = "training"
         if handler is not None:
             handler(self, peer, event)

@@ -41,6 +41,15 @@ FOUNDING_PATIENCE_S = 20.0
 """Step 0 waits no longer than this for founding members that cannot be reached."""
 
 
+TRACED = {
+    TaskKind.FORWARD: "forward",
+    TaskKind.BACKWARD: "backward",
+    TaskKind.WEIGHT: "weight",
+    TaskKind.LOSS: "loss",
+}
+"""Tasks of one microbatch: the event log tells how long each took."""
+
+
 @dataclass(frozen=True)
 class CoreOptions:
     """What a daemon, a test or the simulator chooses."""
@@ -90,7 +99,7 @@ class Core:
             rules=rules,
             clock=clock,
             transport=transport,
-            worker=Worker(executor, clock, failed=self._compute_failed),
+            worker=Worker(executor, clock, failed=self._compute_failed, told=self._computed),
             backend=backend,
             events=events,
             say=say,
@@ -153,6 +162,7 @@ class Core:
         self.committed_total = 0
         self.summed_total = 0
         """Microbatches that this peer computed and that counted."""
+        self._life: int | None = None
         self._founding: set[PeerId] | None = None
         self._patience: Timer | None = None
         self._handlers = self._table()
@@ -178,11 +188,18 @@ class Core:
         context.active = context.running = False
         context.epoch, context.step, context.lineage, context.members = epoch, step, lineage, members
         context.incarnation = next(o.incarnation for o in members if o.peer == context.me)
+        self._tell_life()
         context.events.emit("founded", epoch=epoch, step=step, members=len(members))
         self._founding = {member.peer for member in members} - {context.me}
         self.liveness.watch({member.peer: member.incarnation for member in members})
         self._patience = context.clock.call_later(FOUNDING_PATIENCE_S, self._begin_founded, True)
         self._begin_founded(False)
+
+    def _tell_life(self) -> None:
+        context = self.context
+        if self._life != context.incarnation:
+            self._life = context.incarnation
+            context.events.emit("began", stage=context.stage, incarnation=context.incarnation)
 
     def begin_again(self, members: tuple[m.Member, ...], *, epoch: int, step: int) -> bool:
         """A new epoch that begins at this peer's own step: the majority was lost. False if it is at another
@@ -250,6 +267,7 @@ class Core:
         self._downloaded = True
         if self.joiner is not None:
             self.joiner.close()
+        self._tell_life()
         self.joiner = Joiner(
             self.context,
             on_ready=self._admitted,
@@ -627,6 +645,20 @@ class Core:
         self.router.held.forget(self.context.step + 1)
         self.context.worker.clear()
         self.agreement.forget()
+
+    def _computed(self, kind: TaskKind, order: tuple[int, ...], wait_s: float, run_s: float) -> None:
+        if kind not in TRACED:
+            return
+        step, index, attempt = order
+        self.context.events.emit(
+            "computed",
+            kind=TRACED[kind],
+            step=step,
+            index=index,
+            attempt=attempt,
+            wait_s=round(wait_s, 6),
+            run_s=round(run_s, 6),
+        )
 
     def _compute_failed(self, error: Exception) -> None:
         self.context.events.emit("compute_failed", reason=f"{type(error).__name__}: {error}")

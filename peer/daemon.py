@@ -27,7 +27,7 @@ from swarm.clock import Clock, LoopClock
 from swarm.data.corpus import load_corpus
 from swarm.data.sampler import Sampler
 from swarm.directory import Directory, DirectoryError
-from swarm.events import EventLog, JsonLinesEvents, NoEvents
+from swarm.events import JsonLinesEvents, NoEvents
 from swarm.identity import Identity, verify
 from swarm.joinstring import JoinString
 from swarm.manifest import Manifest
@@ -118,9 +118,9 @@ class Daemon:
         key_file = options.identity or options.directory / "identity.key"
         self._identity, incarnation = load_identity(key_file)
         self._me = Member(peer=self._identity.peer_id, stage=0, incarnation=incarnation)
-        self._events: EventLog = NoEvents()
+        self._events: JsonLinesEvents | NoEvents = NoEvents()
         if options.events is not None:
-            self._events = JsonLinesEvents(options.events, self._identity.peer_id, clock)
+            self._events = JsonLinesEvents(options.events, self._identity.peer_id, clock, report=report)
         self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
@@ -132,6 +132,12 @@ class Daemon:
 
     async def run(self) -> int:
         """Join, train, leave. 0 when the run is finished or the user left."""
+        try:
+            return await self._connect()
+        finally:
+            self._events.close()
+
+    async def _connect(self) -> int:
         options = self._options
         seeds = self._book.seeds(options.join.addresses)
         host = await P2PHost.start(

@@ -43,7 +43,8 @@ class Held:
     trail: tuple[Hop, ...] = ()
     returned: Any = None
     deferred: list[Any] = field(default_factory=list)
-    refused: set[PeerId] = field(default_factory=set)
+    refused: dict[PeerId, str] = field(default_factory=dict)
+    """Next hops that would not take it, and why."""
     replaced: dict[PeerId, int] = field(default_factory=dict)
     """Next hops that were lost, and the version under which they may still hold the microbatch."""
     given_up: str | None = None

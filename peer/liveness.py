@@ -98,6 +98,11 @@ class Liveness:
         neighbour = self._neighbours.get(peer)
         return neighbour is None or not neighbour.lost
 
+    def why_lost(self, peer: PeerId) -> str:
+        """The reason of the peer's last loss; empty if there was none."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour.reason if neighbour else ""
+
     def gone(self, peer: PeerId) -> bool:
         """Lost for certain, as far as one peer can tell: work goes on without it."""
         neighbour = self._neighbours.get(peer)
@@ -244,7 +249,7 @@ class Liveness:
         self._settle(neighbour)
         self.probes.on_lost(peer)
         if not neighbour.lost:
-            neighbour.lost = True
+            neighbour.lost, neighbour.reason = True, "left"
             self._on_lost(peer, "left")
         if not neighbour.gone:
             neighbour.gone = True
@@ -337,7 +342,7 @@ class Liveness:
     def _lose(self, neighbour: Neighbour, reason: str) -> None:
         if neighbour.lost:
             return
-        neighbour.lost = True
+        neighbour.lost, neighbour.reason = True, reason
         neighbour.lost_since_s = self._clock.now()
         self._events.emit("lost", other=neighbour.peer, reason=reason)
         self.probes.on_lost(neighbour.peer)

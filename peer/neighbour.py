@@ -53,6 +53,8 @@ class Neighbour:
     """Its heartbeats come, and say that none of ours do."""
     lost: bool = False
     """Not alive, as far as others were told."""
+    reason: str = ""
+    """Why it was lost last."""
     gone: bool = False
     """Lost, and that is confirmed."""
     incarnation: int | None = None

@@ -92,6 +92,8 @@ class Router:
             self.held[held.key] = held
             self._reply(sender, Accept, message)
             self._compute_forward(held)
+            if not held.submitted:
+                context.events.emit("received", **held.fields(), other=sender)
 
     def _meet_again(self, held: Held, message: Forward, inputs: Any) -> None:
         """A rerouting before us brings a microbatch that we already hold."""
@@ -183,7 +185,7 @@ class Router:
         context = self._context
         place = held.hop + 1
         lost = held.path[place]
-        peer = context.routes.replacement(lost.stage, held.refused | {lost.peer})
+        peer = context.routes.replacement(lost.stage, {*held.refused, lost.peer})
         if peer is None and held.refused:
             self._ask_again(held)
             return
@@ -208,6 +210,8 @@ class Router:
             **held.fields(),
             stage=lost.stage,
             lost=lost.peer,
+            cause="refused" if context.liveness.alive(lost.peer) else "lost",
+            reason=held.refused.get(lost.peer) or context.liveness.why_lost(lost.peer),
             path=[f"{h.stage}:{h.peer}" for h in held.path],
         )
         self._pass_on(held)
@@ -219,7 +223,7 @@ class Router:
         last = held.path[place + 1].stage if place + 1 < len(held.path) else context.rules.stages
         for stage in range(first, last):
             if stage != held.path[place].stage:
-                peer = context.routes.replacement(stage, held.refused)
+                peer = context.routes.replacement(stage, set(held.refused))
                 if peer is not None:
                     return Hop(stage=stage, peer=peer)
         return None
@@ -231,6 +235,7 @@ class Router:
             held.retry = None
             if self.held.get(held.key) is held and held.phase is Phase.FORWARDED:
                 held.refused.clear()
+                self._tell_sent(held, held.next_hop, "forward")
                 self._pass_on(held)
 
         if held.retry is None:
@@ -249,7 +254,7 @@ class Router:
         if message.reason == "wrong step":
             self._on_late(sender)
             return
-        held.refused.add(sender)
+        held.refused[sender] = message.reason
         self._context.events.emit("refused", **held.fields(), other=sender, reason=message.reason)
         if held.hop + 1 < len(held.path):
             self._pass_on(held)
@@ -274,9 +279,14 @@ class Router:
             if held.given_up is not None and held.origin == peer:
                 self._give_up(held, held.given_up)
             if held.phase is Phase.FORWARDED and held.next_hop == peer:
+                self._tell_sent(held, peer, "forward")
                 self._pass_on(held)
             if held.phase is Phase.RETURNED and held.hop > 0 and held.path[held.hop - 1].peer == peer:
+                self._tell_sent(held, peer, "backward")
                 self._send_back(held)
+
+    def _tell_sent(self, held: Held, peer: PeerId, kind: str) -> None:
+        self._context.events.emit("sent", **held.fields(), other=peer, kind=kind)
 
     # -- the gradient comes --------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class TaskKind(IntEnum):
 
 
 Done = Callable[[Any], None]
+Told = Callable[[TaskKind, tuple[int, ...], float, float], None]
+"""(kind, order, seconds in the queue, seconds of computing) of a task that was computed."""
 Failed = Callable[[Exception], None]
 UNUSABLE = (ValueError, ArithmeticError, UserError)
 """What arithmetic raises on input that should not have been sent."""
@@ -101,7 +103,7 @@ class SimExecutor:
         self._closed = True
 
 
-_Task = tuple[int, tuple[int, ...], int, Callable[[], Any], Done, Failed | None]
+_Task = tuple[int, tuple[int, ...], int, float, Callable[[], Any], Done, Failed | None]
 
 
 class Worker:
@@ -110,10 +112,18 @@ class Worker:
     ``progress`` counts finished tasks, so that a peer whose compute hangs is known though its loop answers.
     """
 
-    def __init__(self, executor: Executor, clock: Clock, *, failed: Failed) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        clock: Clock,
+        *,
+        failed: Failed,
+        told: Told = lambda kind, order, wait_s, run_s: None,
+    ) -> None:
         self._executor = executor
         self._clock = clock
         self._failed = failed
+        self._told = told
         self._heap: list[_Task] = []
         self._sequence = 0
         self._busy = False
@@ -136,7 +146,7 @@ class Worker:
         given; any other exception is our own failure and goes to the worker's ``failed``.
         """
         self._sequence += 1
-        heapq.heappush(self._heap, (int(kind), order, self._sequence, work, done, refused))
+        heapq.heappush(self._heap, (int(kind), order, self._sequence, self._clock.now(), work, done, refused))
         self._next()
 
     def median_s(self, kind: TaskKind) -> float | None:
@@ -163,8 +173,12 @@ class Worker:
         if self._busy or self._closed or not self._heap:
             return
         self._busy = True
-        kind, _, _, work, done, refused = heapq.heappop(self._heap)
+        kind, order, _, queued, work, done, refused = heapq.heappop(self._heap)
         started = self._clock.now()
+
+        def computed(result: Any) -> None:
+            self._told(TaskKind(kind), order, started - queued, self._clock.now() - started)
+            done(result)
 
         def failed(error: Exception) -> None:
             if refused is not None and isinstance(error, UNUSABLE):
@@ -188,4 +202,4 @@ class Worker:
 
             return call
 
-        self._executor.run(TaskKind(kind), work, finished(done), finished(failed))
+        self._executor.run(TaskKind(kind), work, finished(computed), finished(failed))

@@ -1,8 +1,8 @@
 """``skipswarm ...``: the shell around the commands.
 
 Commands are entry points of the group ``skipswarm.commands`` (``setup.cfg``), because ``swarm`` imports
-neither ``peer`` nor ``bootstrap``. Their modules import torch and hivemind only when they run, so that
-``--help`` is quick.
+neither ``peer`` nor ``bootstrap``: functions, or typer applications where a command has commands of its own.
+Their modules import torch and hivemind only when they run, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def build() -> typer.Typer:
 
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         command: Any = entry.load()
-        app.command(entry.name)(command)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=entry.name)
+        else:
+            app.command(entry.name)(command)
     return app
 
 
