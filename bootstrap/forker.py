@@ -260,6 +260,7 @@ def _peer(options: dict[str, Any]) -> int:
         events=Path(options["events"]),
         trace=Path(options["trace"]) if options["trace"] else None,
         usage=Path(options["usage"]) if options["usage"] else None,
+        emulate=Path(options["emulate"]) if options["emulate"] else None,
     )
 
     async def take_part(stop: asyncio.Event) -> int:

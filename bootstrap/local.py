@@ -114,11 +114,12 @@ class LocalSwarm:
         stage: int | None = None,
         trace: Path | None = None,
         usage: Path | None = None,
+        emulate: Path | None = None,
     ) -> Process:
         """A peer daemon on loopback; its checkpoints go to ``NAME/checkpoints``. A name whose process has
         ended may be started again: it is the same identity in another life.
 
-        ``trace`` and ``usage`` are ``DaemonOptions``'.
+        ``trace``, ``usage`` and ``emulate`` are ``DaemonOptions``'.
         """
         options = {
             "join": join,
@@ -126,6 +127,7 @@ class LocalSwarm:
             "directory": str(self.directory / name),
             "trace": str(trace) if trace else None,
             "usage": str(usage) if usage else None,
+            "emulate": str(emulate) if emulate else None,
         }
         return self._start(name, "peer", options)
 
@@ -157,6 +159,10 @@ class LocalSwarm:
     def living(self) -> list[Process]:
         """Processes that have not ended."""
         return [process for process in self.processes.values() if not process.ended.is_set()]
+
+    def living_peers(self) -> list[Process]:
+        """Those of them that are peers."""
+        return [process for process in self.living() if process.kind == "peer"]
 
     async def stop(self, limit_s: float) -> bool:
         """Ask the peers to leave in their own time, then the nodes; False if ``limit_s`` was too short."""

@@ -38,6 +38,13 @@ def join(
     events: Annotated[
         Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")
     ] = None,
+    emulate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For benchmarks and tests: compute at a nominal pace and obey faults (peer/emulation.py).",
+        ),
+    ] = None,
 ) -> None:
     """Give this machine to a run: find it, take the stage most in need, train. Ctrl-C leaves cleanly.
 
@@ -60,6 +67,7 @@ def join(
         host_maddrs=tuple(host_maddr or ("/ip4/0.0.0.0/tcp/0",)),
         announce_maddrs=tuple(announce or ()),
         events=events,
+        emulate=emulate,
         threads=threads,
         device=device,
     )

@@ -18,11 +18,14 @@ from peer.announce import Announcer
 from peer.backend import CorpusBatches, StageBackend, TracingBackend, activation_spec, warm_up
 from peer.context import StepRules
 from peer.core import Core, CoreOptions
+from peer.emulated_links import EmulatedTransport
+from peer.emulation import AnyEvents, Emulation, EmulationSettings
 from peer.epochs import Epochs
 from peer.keeper import Keeper
+from peer.neighbour import LivenessLimits
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
 from peer.usage import Usage
-from peer.worker import TaskKind, ThreadExecutor
+from peer.worker import Executor, TaskKind, ThreadExecutor
 from swarm.clock import Clock, LoopClock
 from swarm.data.corpus import load_corpus
 from swarm.data.sampler import Sampler
@@ -36,6 +39,8 @@ from swarm.model.stage import StageRuntime
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.link import Limits
 from swarm.transport.p2phost import P2PHost
+
+AnyTransport = Libp2pTransport | EmulatedTransport
 
 LOOK_S = 1.0
 """Between two looks at whether there is anything to tell or to ask."""
@@ -69,6 +74,8 @@ class DaemonOptions:
     """Write every averaged gradient here, for tests."""
     usage: Path | None = None
     """Write the CPU seconds of this life by part here (JSON), for benchmarks."""
+    emulate: Path | None = None
+    """Emulation settings (``peer/emulation.py``), for benchmarks and tests."""
     threads: int = 1
     device: str = "cpu"
 
@@ -118,9 +125,13 @@ class Daemon:
         key_file = options.identity or options.directory / "identity.key"
         self._identity, incarnation = load_identity(key_file)
         self._me = Member(peer=self._identity.peer_id, stage=0, incarnation=incarnation)
-        self._events: JsonLinesEvents | NoEvents = NoEvents()
+        self._events: AnyEvents = NoEvents()
         if options.events is not None:
             self._events = JsonLinesEvents(options.events, self._identity.peer_id, clock, report=report)
+        self._emulation: Emulation | None = None
+        if options.emulate is not None:
+            self._emulation = Emulation(EmulationSettings.load(options.emulate), clock, self._events)
+            self._events = self._emulation.events()
         self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
@@ -178,6 +189,9 @@ class Daemon:
         self._keeper = Keeper(
             self._options.directory / "checkpoints", manifest, events=self._events, report=self._report
         )
+        emulation = self._emulation
+        if emulation is not None:
+            self._keeper.store = emulation.store(self._keeper.store)
         place = await find_place(
             directory,
             manifest,
@@ -191,25 +205,30 @@ class Daemon:
             ),
             report=self._report,
         )
-        transport = Libp2pTransport(
+        links = Libp2pTransport(
             host,
             self._clock,
             run_id=directory.run_id,
             limits=Limits(max_frame_bytes=manifest.limits.max_frame_bytes),
         )
+        transport = links if emulation is None else emulation.transport(links)
         core = self._assemble(manifest, place, transport)
         self._core = self._announcer.core = core
         self._announcer.keeper = self._keeper
         try:
             await transport.open()
+            if emulation is not None:
+                await emulation.open(core.router.held)
             await self._live(core, place, directory, transport, manifest)
         finally:
             if self._usage is not None and self._options.usage is not None:
                 self._options.usage.write_text(json.dumps(self._usage.stop()))
             core.close()
+            if emulation is not None:
+                await emulation.close()
             await transport.close()
 
-    def _assemble(self, manifest: Manifest, place: Place, transport: Libp2pTransport) -> Core:
+    def _assemble(self, manifest: Manifest, place: Place, transport: AnyTransport) -> Core:
         options = self._options
         torch.set_num_threads(options.threads)
         warm_up()
@@ -217,6 +236,10 @@ class Daemon:
         backend = StageBackend(runtime)
         if options.trace is not None:
             backend = TracingBackend(runtime, options.trace / self._me.peer)
+        executor: Executor = ThreadExecutor(asyncio.get_running_loop())
+        liveness = LivenessLimits()
+        if self._emulation is not None:
+            executor, liveness = self._emulation.executor(executor), self._emulation.liveness()
         spec = activation_spec(manifest)
         sizes = {"float32": 4, "bfloat16": 2}
         batch, context, width = spec.shape
@@ -228,11 +251,12 @@ class Daemon:
                 run_id=manifest.run_id,
                 seed=manifest.seed,
                 activation_bytes=batch * context * width * sizes[spec.dtype],
+                liveness=liveness,
             ),
             step_rules(manifest),
             transport=transport,
             clock=self._clock,
-            executor=ThreadExecutor(asyncio.get_running_loop()),
+            executor=executor,
             backend=backend,
             batches=CorpusBatches(Sampler(manifest, load_corpus(manifest.data.corpus))),
             events=self._events,
@@ -249,7 +273,7 @@ class Daemon:
     # -- a life --------------------------------------------------------------------------------------------
 
     async def _live(
-        self, core: Core, place: Place, directory: Directory, transport: Libp2pTransport, manifest: Manifest
+        self, core: Core, place: Place, directory: Directory, transport: AnyTransport, manifest: Manifest
     ) -> None:
         epochs = Epochs(core, self._keeper, self._clock, events=self._events, report=self._report)
         await self._learn(core, directory, transport)
@@ -288,7 +312,7 @@ class Daemon:
         for task in done:
             task.result()
 
-    async def _learn(self, core: Core, directory: Directory, transport: Libp2pTransport) -> None:
+    async def _learn(self, core: Core, directory: Directory, transport: AnyTransport) -> None:
         """Where the others may be dialled, and for a newcomer whom to ask."""
         try:
             records = await directory.peers()

@@ -25,6 +25,8 @@ class Keeper:
         self._report = report
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.store = checkpoint.write
+        """Emulation puts a full disk here."""
         self.step = -1
         """Of the last one that this life has written."""
 
@@ -67,7 +69,7 @@ class Keeper:
     async def _write(self, stage: int, step: int, image: bytes) -> None:
         manifest = self._manifest
         described = manifest.canonical.decode("ascii")
-        write = partial(checkpoint.write, self._folder, manifest.run_id, stage, step, image, described)
+        write = partial(self.store, self._folder, manifest.run_id, stage, step, image, described)
         async with self._writing:
             try:
                 path = await asyncio.get_running_loop().run_in_executor(None, write)

@@ -112,6 +112,21 @@ class ComputeFailed(Event):
     reason: Text
 
 
+class Emulated(Event):
+    """For benchmarks and tests this peer does something to itself (``peer/emulation.py``): ``do``, for so
+    long, to its links to ``peers`` (none named: to all); or a message that it was to watch for came, and it
+    does ``then``."""
+
+    do: Text
+    duration_s: Time | None = None
+    peers: Peers | None = None
+    number: Count | None = None
+    other: Peer | None = None
+    step: Count | None = None
+    index: Count | None = None
+    then: Text | None = None
+
+
 class Finished(Event):
     """The run's last step is done."""
 

@@ -128,6 +128,11 @@ class Libp2pTransport:
                 link.close("disconnected")
             known.generation = next(self._generations)
 
+    def reset(self, peer: PeerId) -> None:
+        """Break the links to a peer as a network does, both sides are told. For emulation."""
+        for link in list(self._peers[peer].links) if peer in self._peers else ():
+            link.fail("reset")
+
     def links(self) -> frozenset[PeerId]:
         return frozenset(name for name, peer in self._peers.items() if peer.current is not None)
 
@@ -233,14 +238,7 @@ class Libp2pTransport:
             await asyncio.wait_for(self._open_link(peer, link), self._limits.dial_timeout_s)
         except TimeoutError:
             pass
-        except (
-            HostError,
-            WireError,
-            P2PDaemonError,
-            OSError,
-            ValueError,
-            asyncio.IncompleteReadError,
-        ) as error:
+        except (HostError, WireError, P2PDaemonError, OSError, ValueError, EOFError) as error:
             reason = " ".join(str(error).split())[:150] or type(error).__name__
         finally:
             if peer.dial is asyncio.current_task():

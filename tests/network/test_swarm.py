@@ -1,8 +1,9 @@
 """A swarm of real processes over p2pd, held against a single-process reference trainer.
 
-Two runs of 20 steps and 8 peers: one without faults, one in which a peer is killed in mid-step. What they
-must show is the same: replicas bit-identical after every step, every microbatch counted once, and gradients
-and parameters that a reference trainer reproduces from the committed paths alone.
+Two runs of 20 steps and 8 peers: one without faults, one in which a peer of every stage is killed, each at
+another point of a step, and three of them come back. What they must show is the same: replicas bit-identical
+after every step, every microbatch counted once, and gradients and parameters that a reference trainer
+reproduces from the committed paths alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from bootstrap.create import create_run
+from bootstrap.faults.control import write_settings
+from bootstrap.faults.plan import FaultPlan, Kill
+from bootstrap.faults.processes import ProcessFaults
 from bootstrap.local import LocalSwarm
 from peer import checkpoint
 from swarm.clock import LoopClock
@@ -31,8 +36,18 @@ from tests.reference import CountedMicrobatch, ReferenceTrainer
 STEPS = 20
 STAGES = 4
 PEERS = [(f"peer{number}", number % STAGES) for number in range(2 * STAGES)]
-KILL_STEP = 7
-VICTIM = "peer6"
+KILLS = (
+    FaultPlan(seed=1)
+    .add("kill", peer="peer6", returns_after_s=0.5)
+    .at_message("forward", step=3)
+    .add("kill", peer="peer3", returns_after_s=0.5)
+    .at_message("backward", step=5)
+    .add("kill", peer="peer1", returns_after_s=0.5)
+    .at_message("commit", step=7, nth=2)
+    .add("kill", peer="peer4")
+    .at_message("average_part", step=9)
+)
+"""In forward, in backward, between a commit and the averaging, and an origin in the averaging."""
 
 
 @dataclass
@@ -44,14 +59,29 @@ class Run:
     names: dict[str, str]
     """peer id -> process name"""
     codes: dict[str, int | None]
+    plan: FaultPlan
+    fired: Counter[int]
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         path = self.directory / "events" / f"{name}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         return [line for line in lines if line["event"] == event]
 
+    def victims(self) -> list[str]:
+        """Peers that were killed, whether or not they came back."""
+        return [str(fault.target.peer) for fault in self.plan.faults if isinstance(fault, Kill)]
+
     def survivors(self) -> list[str]:
-        return [name for name, code in self.codes.items() if code == 0]
+        """Peers that lived through it all."""
+        return [name for name in self.codes if name not in self.victims()]
+
+    def applied(self, name: str) -> dict[int, str]:
+        """step -> digest of the parameters after it, in all lives."""
+        return {
+            event["step"]: event["digest"]
+            for kind in ("stepped", "followed")
+            for event in self.events(name, kind)
+        }
 
 
 def small_manifest() -> str:
@@ -61,8 +91,8 @@ def small_manifest() -> str:
     )
 
 
-async def train(directory: Path, kill: str | None) -> Run:
-    """A whole run; ``kill`` gets SIGKILL when the first microbatch of ``KILL_STEP`` was started."""
+async def train(directory: Path, plan: FaultPlan) -> Run:
+    """A whole run in which ``plan`` is carried out."""
     (directory / "run.toml").write_text(small_manifest())
     made = create_run(directory / "run.toml")
     clock = LoopClock()
@@ -70,25 +100,27 @@ async def train(directory: Path, kill: str | None) -> Run:
         await swarm.open()
         swarm.start_node("node", signed=made.signed_path, key=made.key_path)
         ready = await happens(clock, lambda: first(directory, "node", "ready"))
+
+        def start(name: str, stage: int) -> None:
+            settings = write_settings(directory, name)
+            trace = directory / "trace"
+            swarm.start_peer(name, join=ready["join"], stage=stage, trace=trace, emulate=settings)
+
         for name, stage in PEERS:
-            swarm.start_peer(name, join=ready["join"], stage=stage, trace=directory / "trace")
-        if kill is not None:
-            await happens(clock, lambda: first(directory, "peer0", "started", step=KILL_STEP))
-            swarm.signal(kill, signal.SIGKILL)
+            start(name, stage)
+        async with ProcessFaults(swarm, plan, dict(PEERS), start, clock) as faults:
+            await happens(clock, lambda: (not faults.active and not swarm.living_peers()) or None)
         peers = [swarm.processes[name] for name, _ in PEERS]
-        await happens(clock, lambda: all(peer.ended.is_set() for peer in peers) or None)
         logs = {peer.name: peer.log.read_text()[-2000:] for peer in peers}
         codes = {peer.name: peer.code for peer in peers}
-    expected = {name: -signal.SIGKILL if name == kill else 0 for name, _ in PEERS}
+    gone = {str(fault.target.peer) for fault in plan.faults if fault.returns_after_s is None}
+    expected = {name: -signal.SIGKILL if name in gone else 0 for name, _ in PEERS}
     assert codes == expected, logs
-    names = {}
-    for name, _ in PEERS:
-        for line in (directory / "events" / f"{name}.jsonl").read_text().splitlines()[:1]:
-            names[json.loads(line)["peer"]] = name
-    return Run(directory, made.manifest, names, codes)
+    names = {peer: name for name, peer in faults.ids.items()}
+    return Run(directory, made.manifest, names, codes, plan, faults.fired)
 
 
-@pytest.fixture(scope="module", params=[None, VICTIM], ids=["clean", "killed"])
+@pytest.fixture(scope="module", params=[FaultPlan(), KILLS], ids=["clean", "killed"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return asyncio.run(train(tmp_path_factory.mktemp("swarm"), request.param))
 
@@ -97,33 +129,39 @@ def test_every_step_has_one_history_and_loses_no_microbatch(run: Run) -> None:
     closes: dict[int, Any] = {}
     for name in run.survivors():
         for event in run.events(name, "closed"):
-            counted = closes.setdefault(event["step"], event["counted"])
-            assert counted == event["counted"], f"two histories of step {event['step']}"
+            close = closes.setdefault(event["step"], event)
+            assert close["counted"] == event["counted"], f"two histories of step {event['step']}"
     assert sorted(closes) == list(range(STEPS))
-    everything = list(range(2 * run.manifest.microbatches_per_origin))
-    for step, counted in closes.items():
-        assert [entry[0] for entry in counted] == everything, step
+    origins = sum(stage == 0 for _, stage in PEERS)
+    for step in range(STEPS):
+        counted = closes[step]["counted"]
+        drawn = run.manifest.microbatches_per_origin * origins
+        assert [entry[0] for entry in counted] == list(range(drawn)), step
         assert all(len(entry[3]) >= run.manifest.path_length - 1 for entry in counted)
+        origins = sum(member.startswith("0:") for member in closes[step]["members"])
 
 
 def test_replicas_are_bit_identical_after_every_step(run: Run) -> None:
     for stage in range(STAGES):
-        replicas = [name for name, hosted in PEERS if hosted == stage and name in run.survivors()]
-        histories = [[(e["step"], e["digest"]) for e in run.events(name, "stepped")] for name in replicas]
-        assert [step for step, _ in histories[0]] == list(range(STEPS))
-        assert all(history == histories[0] for history in histories)
+        replicas = {name: run.applied(name) for name, hosted in PEERS if hosted == stage}
+        for step in range(STEPS):
+            held = {name: history[step] for name, history in replicas.items() if step in history}
+            assert set(held) >= set(replicas) & set(run.survivors())
+            assert len(set(held.values())) == 1, (stage, step, held)
+        back = set(replicas) & {name for name, code in run.codes.items() if code == 0}
+        assert all(STEPS - 1 in replicas[name] for name in back)
 
 
-def test_the_kill_was_seen_and_survived(run: Run) -> None:
-    if VICTIM in run.survivors():
+def test_the_kills_were_seen_and_survived(run: Run) -> None:
+    assert run.fired == Counter(dict.fromkeys(range(len(run.plan.faults)), 1))
+    if not run.plan.faults:
         assert not [e for name in run.survivors() for e in run.events(name, "rerouted")]
         return
-    (victim,) = (peer for peer, name in run.names.items() if name == VICTIM)
+    assert [e for name in run.survivors() for e in run.events(name, "rerouted")]
+    ids = {name: peer for peer, name in run.names.items()}
     for name in run.survivors():
-        assert victim in {event["other"] for event in run.events(name, "lost")}
+        assert {ids[victim] for victim in run.victims()} <= {e["other"] for e in run.events(name, "lost")}
         assert not run.events(name, "fell_out")
-        last = run.events(name, "closed")[-1]
-        assert len(last["members"]) == len(PEERS) - 1
 
 
 def test_a_reference_trainer_reproduces_gradients_and_parameters(run: Run) -> None:
@@ -145,7 +183,7 @@ def test_a_reference_trainer_reproduces_gradients_and_parameters(run: Run) -> No
             rosters = [
                 event["members"]
                 for name, hosted in PEERS
-                if hosted == stage
+                if hosted == stage and name in run.survivors()
                 for event in run.events(name, "averaged")
                 if event["step"] == step
             ]

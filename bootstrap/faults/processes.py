@@ -1,0 +1,394 @@
+"""A fault plan carried out on real processes of a local swarm: signals for what a signal can do, commands to
+the emulated peers (``peer/emulation.py``) for the rest.
+
+Steps are seen in the peers' event logs, messages by the peers themselves. With several peers that fit a
+trigger by message, one of them is drawn when the fault is armed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bootstrap.faults.control import pause, tell
+from bootstrap.faults.plan import (
+    AnyFault,
+    AtMessage,
+    AtStep,
+    AtTime,
+    Delay,
+    DiskFull,
+    Drop,
+    FaultPlan,
+    Freeze,
+    Hang,
+    Join,
+    Kill,
+    OneWay,
+    Partition,
+    Reset,
+    Slow,
+    Target,
+)
+from bootstrap.local import LocalSwarm
+from bootstrap.progress import Event, Tail
+from swarm.clock import Clock
+
+LOOK_S = 0.02
+"""Between two looks into the event logs."""
+
+
+class ProcessFaults:
+    """Carries out ``plan`` on ``swarm`` from now on; an async context manager.
+
+    ``stages``: the peers by name, with their stages; ``start(name, stage)`` starts one of them again, or a
+    newcomer. ``frozen_machines``: a freeze stops a peer's p2pd too, as a frozen machine would.
+    ``fired[n]``: how often the plan's fault number ``n`` happened; one whose target lives no more does not.
+    ``active``: faults that go on; ``log``: (time_s on the event logs' scale, number, kind, whom).
+    """
+
+    def __init__(
+        self,
+        swarm: LocalSwarm,
+        plan: FaultPlan,
+        stages: Mapping[str, int],
+        start: Callable[[str, int], None],
+        clock: Clock,
+        *,
+        frozen_machines: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.fired: Counter[int] = Counter()
+        self.active = 0
+        self.log: list[tuple[float, int, str, tuple[str, ...]]] = []
+        self.stages = dict(stages)
+        self.ids: dict[str, str] = {}
+        """name -> peer id, of those whose log has begun."""
+        self._founders = tuple(stages)
+        self._swarm = swarm
+        self._start = start
+        self._clock = clock
+        self._machines = frozen_machines
+        self._rngs = [random.Random(f"{plan.seed}/{number}") for number in range(len(plan.faults))]
+        self._seen: Counter[int] = Counter()
+        self._steps: list[tuple[int, AnyFault, AtStep]] = []
+        self._newest = -1
+        self._tails = {name: Tail(swarm.events_path(name)) for name in stages}
+        self._frozen: Counter[str] = Counter()
+        self._conditions: list[tuple[float, str, dict[str, Any]]] = []
+        """(until when, whose, command): told again to a peer that is started again."""
+        self._disarmed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> ProcessFaults:
+        self._spawn(self._look())
+        for number, fault in enumerate(self.plan.faults):
+            self._arm(number, fault, fault.trigger)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        for tail in self._tails.values():
+            tail.close()
+        for name in self._frozen:
+            self._thaw(name)
+
+    def disarm(self) -> None:
+        """Nothing new happens from now on; what goes on is still undone in its time."""
+        self._disarmed = True
+
+    def fired_kinds(self) -> Counter[str]:
+        """How often each kind of fault happened."""
+        kinds: Counter[str] = Counter()
+        for number, times in self.fired.items():
+            kinds[self.plan.faults[number].kind] += times
+        return kinds
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+
+    # -- triggers ------------------------------------------------------------------------------------------
+
+    def _arm(self, number: int, fault: AnyFault, trigger: AtTime | AtStep | AtMessage) -> None:
+        if isinstance(trigger, AtTime):
+            self._after(trigger.time_s, lambda: self._fire(number, fault))
+        elif isinstance(trigger, AtStep):
+            self._steps.append((number, fault, trigger))
+        else:
+            self._spawn(self._watch(number, fault, trigger))
+
+    def _after(self, delay_s: float, act: Callable[[], None]) -> None:
+        async def later() -> None:
+            await pause(self._clock, delay_s)
+            act()
+
+        self._spawn(later())
+
+    async def _look(self) -> None:
+        while True:
+            for name, tail in list(self._tails.items()):
+                for event in tail.read():
+                    self._apply(name, event)
+            await pause(self._clock, LOOK_S)
+
+    def _apply(self, name: str, event: Event) -> None:
+        if name not in self.ids and "peer" in event:
+            self.ids[name] = str(event["peer"])
+        kind = event.get("event")
+        if kind in ("started", "stepped", "joined"):
+            step = int(event["step"]) + (kind == "stepped")
+            if step > self._newest:
+                self._newest = step
+                for number, fault, trigger in self._steps:
+                    if trigger.step in (None, step):
+                        self._step_comes(number, fault, trigger)
+        elif kind == "emulated" and event.get("do") == "watch":
+            self._pulled(name, event)
+
+    def _step_comes(self, number: int, fault: AnyFault, trigger: AtStep) -> None:
+        if self._rngs[number].random() < trigger.probability:
+            self._seen[number] += 1
+            if trigger.times is None or self._seen[number] <= trigger.times:
+                self._after(trigger.offset_s, lambda: self._fire(number, fault))
+
+    async def _watch(self, number: int, fault: AnyFault, trigger: AtMessage) -> None:
+        """Have a peer look out for the message; what befalls itself it does in that very call."""
+        aimed = trigger.stage is None and not isinstance(fault, Join | Partition)
+        target = fault.target if aimed and not isinstance(fault, Join | Partition) else Target()
+        name = self._pick(number, target if aimed else Target(stage=trigger.stage), None)
+        if name is None:
+            return
+        command = {
+            "do": "watch",
+            "number": number,
+            "message": trigger.message,
+            "side": trigger.side,
+            "step": trigger.step,
+            "nth": trigger.nth,
+        }
+        if aimed and trigger.probability == 1 and isinstance(fault, Kill | Freeze):
+            command["then"] = fault.kind
+        await tell(self._swarm, name, self._clock, command)
+
+    def _pulled(self, name: str, event: Event) -> None:
+        number = int(event["number"])
+        fault = self.plan.faults[number]
+        trigger = fault.trigger
+        if not isinstance(trigger, AtMessage) or (self._disarmed and event["then"] == "tell"):
+            return
+        if trigger.times is not None and self._seen[number] >= trigger.times:
+            return
+        if event["then"] == "tell" and self._rngs[number].random() >= trigger.probability:
+            return
+        self._seen[number] += 1
+        other = next((each for each, peer in self.ids.items() if peer == event["other"]), None)
+        self._fire(number, fault, (name, other), done_s=event["t"] if event["then"] != "tell" else None)
+
+    # -- targets -------------------------------------------------------------------------------------------
+
+    def _fitting(self, target: Target) -> list[str]:
+        """The living peers that fit, by name."""
+        named = target.peer
+        if named is not None and named.isdecimal():
+            number = int(named)
+            named = self._founders[number] if number < len(self._founders) else ""
+        if target.stage is not None:
+            names = sorted(name for name, stage in self.stages.items() if stage == target.stage)
+            if target.replica is not None:
+                names = names[target.replica : target.replica + 1]
+        else:
+            names = sorted(self.stages) if named is None else [named]
+        return [name for name in names if name in self.stages and self._lives(name)]
+
+    def _lives(self, name: str) -> bool:
+        process = self._swarm.processes.get(name)
+        return process is not None and not process.ended.is_set()
+
+    def _pick(
+        self, number: int, target: Target, first: str | None, without: tuple[str, ...] = ()
+    ) -> str | None:
+        names = [name for name in self._fitting(target) if name not in without]
+        if first in names:
+            return first
+        return self._rngs[number].choice(names) if names else None
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def _fire(
+        self,
+        number: int,
+        fault: AnyFault,
+        ends: tuple[str, str | None] | None = None,
+        *,
+        done_s: float | None = None,
+    ) -> None:
+        """``done_s``: when the peer ``ends[0]`` did it to itself."""
+        if self._disarmed and done_s is None:
+            return
+        whom = self._carry_out(number, fault, ends, done=done_s is not None)
+        if whom:
+            self.fired[number] += 1
+            self.log.append((self._clock.now() if done_s is None else done_s, number, fault.kind, whom))
+
+    def _carry_out(
+        self, number: int, fault: AnyFault, ends: tuple[str, str | None] | None, *, done: bool
+    ) -> tuple[str, ...]:
+        if isinstance(fault, Join):
+            name = f"newcomer{len(self.stages)}"
+            self._begin(name, fault.stage)
+            return (name,)
+        if isinstance(fault, Partition):
+            return self._partition(number, fault, ends)
+        target = ends[0] if done and ends else self._pick(number, fault.target, ends[0] if ends else None)
+        if target is None:
+            return ()
+        if isinstance(fault, Kill):
+            self._kill(target, fault, done=done)
+        elif isinstance(fault, Freeze):
+            self._freeze(target, fault, done=done)
+        elif isinstance(fault, Hang | DiskFull):
+            self._impose(target, {"do": fault.kind}, fault.duration_s)
+        else:
+            return self._link_fault(number, fault, target, ends[1] if ends else None)
+        return (target,)
+
+    def _during(self, duration_s: float, undo: Callable[[], None]) -> None:
+        self.active += 1
+
+        def end() -> None:
+            self.active -= 1
+            undo()
+
+        self._after(duration_s, end)
+
+    def _kill(self, name: str, fault: Kill, *, done: bool) -> None:
+        if not done:
+            self._swarm.signal(name, signal.SIGKILL)
+        if fault.returns_after_s is not None:
+            self._during(fault.returns_after_s, lambda: self._spawn(self._return(name)))
+
+    async def _return(self, name: str) -> None:
+        await self._swarm.processes[name].ended.wait()
+        self._begin(name, self.stages[name])
+
+    def _begin(self, name: str, stage: int) -> None:
+        self.stages[name] = stage
+        self._start(name, stage)
+        self._tails.setdefault(name, Tail(self._swarm.events_path(name)))
+        self._spawn(self._impose_again(name))
+
+    async def _impose_again(self, name: str) -> None:
+        """The network is as bad for a peer that comes back."""
+        for until_s, whose, command in list(self._conditions):
+            left_s = until_s - self._clock.now()
+            if whose == name and left_s > 0:
+                await tell(self._swarm, name, self._clock, {**command, "duration_s": left_s})
+
+    def _freeze(self, name: str, fault: Freeze, *, done: bool) -> None:
+        self._frozen[name] += 1
+        if not done:
+            self._swarm.signal(name, signal.SIGSTOP)
+        if self._machines:
+            _signal_children(self._swarm.processes[name].pid, signal.SIGSTOP)
+
+        def thaw() -> None:
+            self._frozen[name] -= 1
+            if not self._frozen[name]:
+                self._thaw(name)
+
+        self._during(fault.duration_s, thaw)
+
+    def _thaw(self, name: str) -> None:
+        if self._lives(name):
+            if self._machines:
+                _signal_children(self._swarm.processes[name].pid, signal.SIGCONT)
+            self._swarm.signal(name, signal.SIGCONT)
+
+    def _link_fault(
+        self, number: int, fault: Reset | Drop | Delay | Slow | OneWay, target: str, first: str | None
+    ) -> tuple[str, ...]:
+        others = [name for name in sorted(self.stages) if name != target and self._lives(name)]
+        if fault.other is not None:
+            other = self._pick(number, fault.other, first, (target,))
+            others = [] if other is None else [other]
+        if not others:
+            return ()
+        if isinstance(fault, Reset):
+            command = {"do": "reset", "peers": self._peer_ids(others)}
+            self._spawn(self._tell(target, command))
+        elif isinstance(fault, OneWay):
+            self._cut(target, others, fault.duration_s, deaf=True)
+            for other in others:
+                self._cut(other, [target], fault.duration_s, deaf=False)
+        else:
+            shape = _shape_of(fault)
+            self._impose(target, {**shape, "peers": self._peer_ids(others)}, fault.duration_s)
+            for other in others:
+                self._impose(other, {**shape, "peers": self._peer_ids([target])}, fault.duration_s)
+        return (target, *others) if fault.other is not None else (target,)
+
+    def _partition(
+        self, number: int, fault: Partition, ends: tuple[str, str | None] | None
+    ) -> tuple[str, ...]:
+        group_of: dict[str, int] = {}
+        for place, group in enumerate(fault.groups):
+            for target in group:
+                name = self._pick(number, target, ends[0] if ends else None, tuple(group_of))
+                if name is not None:
+                    group_of[name] = place
+        if not group_of:
+            return ()
+        living = [name for name in sorted(self.stages) if self._lives(name)]
+        for name in living:
+            others = [other for other in living if group_of.get(other, -1) != group_of.get(name, -1)]
+            if others:
+                self._cut(name, others, fault.duration_s, deaf=True)
+        return tuple(sorted(group_of))
+
+    def _cut(self, name: str, others: list[str], duration_s: float, *, deaf: bool) -> None:
+        self._impose(name, {"do": "cut", "peers": self._peer_ids(others), "deaf": deaf}, duration_s)
+
+    def _impose(self, name: str, command: dict[str, Any], duration_s: float) -> None:
+        """What the peer undoes by itself; machine faults end with the process, the network's do not."""
+        now = self._clock.now()
+        self._conditions = [entry for entry in self._conditions if entry[0] > now]
+        if "peers" in command:
+            self._conditions.append((now + duration_s, name, command))
+        self._during(duration_s, lambda: None)
+        self._spawn(self._tell(name, {**command, "duration_s": duration_s}))
+
+    async def _tell(self, name: str, command: dict[str, Any]) -> None:
+        await tell(self._swarm, name, self._clock, command)
+
+    def _peer_ids(self, names: list[str]) -> list[str]:
+        return sorted(self.ids[name] for name in names if name in self.ids)
+
+
+def _shape_of(fault: Drop | Delay | Slow) -> dict[str, Any]:
+    if isinstance(fault, Drop):
+        return {"do": "shape", "loss": fault.share}
+    if isinstance(fault, Delay):
+        return {"do": "shape", "latency_s": fault.latency_s, "jitter_s": fault.jitter_s}
+    return {"do": "shape", "bytes_per_s": fault.bytes_per_s}
+
+
+def _signal_children(pid: int | None, number: signal.Signals) -> None:
+    """To a peer's p2pd: a child that nobody but its stopped parent can reap, so its number stays its own."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        os.kill(int(child), number)
