@@ -47,6 +47,7 @@ class ListEvents:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._opened_s = clock.now()
         self.entries: list[tuple[float, str, dict[str, Any]]] = []
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -58,7 +59,7 @@ class ListEvents:
 
     def lines(self, peer: str) -> Iterator[str]:
         """What ``JsonLinesEvents`` would have written."""
-        yield line_of(0.0, peer, "opened", opening(0.0, "simulated"))
+        yield line_of(self._opened_s, peer, "opened", opening(self._opened_s, "simulated"))
         for t_s, event, fields in self.entries:
             yield line_of(t_s, peer, event, fields)
 

@@ -54,7 +54,7 @@ class Opened(Event):
     (logs with the same name share it)."""
 
     version: Count
-    unix_s: Number
+    unix_s: Annotated[float, Field(ge=0.0, le=1e12)]
     clock: Text
 
 
