@@ -13,12 +13,10 @@ from pydantic import BaseModel
 from swarm.timeline.merge import Timeline
 from swarm.timeline.read import Entry
 from swarm.timeline.schema import Closed, Committed, Lost, Rerouted, Restarted, Stepped
+from swarm.timeline.why import ONE_LOSS_S
 
 Microbatch = tuple[int, int]
 """(step, index)"""
-
-ONE_LOSS_S = 30.0
-"""Peers that lose another within so long, before it is heard of again, tell of one loss."""
 
 
 class Loss(BaseModel):

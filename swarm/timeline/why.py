@@ -34,6 +34,9 @@ from swarm.timeline.schema import (
 LEAST_S = 1e-6
 """What is shorter is a matter of rounding."""
 
+ONE_LOSS_S = 30.0
+"""What peers tell of one lost peer within so long is about one loss."""
+
 MAX_TASKS = 2_000
 """Of one microbatch: no honest swarm has so many stages and attempts."""
 
@@ -270,11 +273,11 @@ def _gap(
     ahead = bisect_left(enders, to_s, key=_at)
     if ahead < len(enders) and enders[ahead].at_s <= next_s:
         return "waiting", enders[ahead].peer, enders[ahead].stage, str(enders[ahead].before)
-    last_s = before.ended_s if before is not None else float("-inf")
+    resent = ahead > 0 and (before is None or enders[ahead - 1].at_s >= before.ended_s)
+    last_s = enders[ahead - 1].at_s if resent else before.ended_s if before is not None else float("-inf")
     behind = bisect_right(beginners, from_s, key=_at) - 1
     if behind >= 0 and beginners[behind].at_s >= last_s:
         return "waiting", beginners[behind].peer, beginners[behind].stage, str(beginners[behind].after)
-    resent = ahead > 0 and enders[ahead - 1].at_s >= last_s
     sender = enders[ahead - 1] if resent else before
     if sender is None or coming is None:
         return "transfer", sender.peer if sender else "", sender.stage if sender else -1, "to nobody known"
@@ -317,7 +320,9 @@ def _reroutes(timeline: Timeline, entries: list[Entry], begin_s: float) -> Itera
             losses = [
                 e.at_s
                 for e in timeline.entries
-                if isinstance(e.event, Lost) and e.event.other == event.lost and e.at_s <= entry.at_s
+                if isinstance(e.event, Lost)
+                and e.event.other == event.lost
+                and entry.at_s - ONE_LOSS_S <= e.at_s <= entry.at_s
             ]
             new = [hop for hop in event.path if hop not in paths.get(event.attempt, ())]
             yield Reroute(
@@ -328,7 +333,7 @@ def _reroutes(timeline: Timeline, entries: list[Entry], begin_s: float) -> Itera
                 cause=event.cause,
                 reason=event.reason,
                 instead=new[0] if new else None,
-                known_s=entry.at_s - losses[-1] if losses and event.cause == "lost" else None,
+                known_s=entry.at_s - losses[0] if losses and event.cause == "lost" else None,
             )
         if isinstance(event, Started | Rerouted):
             paths[event.attempt] = event.path
