@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+from bootstrap.faults.plan import Delay, Drop, Slow
 from bootstrap.local import LocalSwarm
 from swarm.clock import Clock
 
@@ -74,3 +77,22 @@ async def tell(swarm: LocalSwarm, name: str, clock: Clock, command: dict[str, An
             raise ControlError(f"{name}: {command['do']}: {error}")
         return True
     return False
+
+
+def shape_of(fault: Drop | Delay | Slow) -> dict[str, Any]:
+    """The command for what a fault does to a link."""
+    if isinstance(fault, Drop):
+        return {"do": "shape", "loss": fault.share}
+    if isinstance(fault, Delay):
+        return {"do": "shape", "latency_s": fault.latency_s, "jitter_s": fault.jitter_s}
+    return {"do": "shape", "bytes_per_s": fault.bytes_per_s}
+
+
+def signal_children(pid: int | None, number: signal.Signals) -> None:
+    """To a peer's p2pd: a child that nobody but its stopped parent can reap, so its number stays its own."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        os.kill(int(child), number)

@@ -8,15 +8,13 @@ trigger by message, one of them is drawn when the fault is armed.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from bootstrap.faults.control import pause, tell
+from bootstrap.faults.control import pause, shape_of, signal_children, tell
 from bootstrap.faults.plan import (
     AnyFault,
     AtMessage,
@@ -87,6 +85,7 @@ class ProcessFaults:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ProcessFaults:
+        self._catch_up()
         self._spawn(self._look())
         for number, fault in enumerate(self.plan.faults):
             self._arm(number, fault, fault.trigger)
@@ -126,6 +125,8 @@ class ProcessFaults:
             self._after(trigger.time_s, lambda: self._fire(number, fault))
         elif isinstance(trigger, AtStep):
             self._steps.append((number, fault, trigger))
+            if trigger.step == self._newest:
+                self._step_comes(number, fault, trigger)
         else:
             self._spawn(self._watch(number, fault, trigger))
 
@@ -136,6 +137,13 @@ class ProcessFaults:
 
         self._spawn(later())
 
+    def _catch_up(self) -> None:
+        """What was written before the plan began pulls no trigger."""
+        for name, tail in self._tails.items():
+            for event in tail.read():
+                self._meet(name, event)
+                self._newest = max(self._newest, _begun_step(event))
+
     async def _look(self) -> None:
         while True:
             for name, tail in list(self._tails.items()):
@@ -143,18 +151,19 @@ class ProcessFaults:
                     self._apply(name, event)
             await pause(self._clock, LOOK_S)
 
-    def _apply(self, name: str, event: Event) -> None:
+    def _meet(self, name: str, event: Event) -> None:
         if name not in self.ids and "peer" in event:
             self.ids[name] = str(event["peer"])
-        kind = event.get("event")
-        if kind in ("started", "stepped", "joined"):
-            step = int(event["step"]) + (kind == "stepped")
-            if step > self._newest:
-                self._newest = step
-                for number, fault, trigger in self._steps:
-                    if trigger.step in (None, step):
-                        self._step_comes(number, fault, trigger)
-        elif kind == "emulated" and event.get("do") == "watch":
+
+    def _apply(self, name: str, event: Event) -> None:
+        self._meet(name, event)
+        step = _begun_step(event)
+        if step > self._newest:
+            self._newest = step
+            for number, fault, trigger in self._steps:
+                if trigger.step in (None, step):
+                    self._step_comes(number, fault, trigger)
+        if event.get("event") == "emulated" and event.get("do") == "watch":
             self._pulled(name, event)
 
     def _step_comes(self, number: int, fault: AnyFault, trigger: AtStep) -> None:
@@ -277,11 +286,14 @@ class ProcessFaults:
         if not done:
             self._swarm.signal(name, signal.SIGKILL)
         if fault.returns_after_s is not None:
-            self._during(fault.returns_after_s, lambda: self._spawn(self._return(name)))
+            self.active += 1
+            self._spawn(self._return(name, fault.returns_after_s))
 
-    async def _return(self, name: str) -> None:
+    async def _return(self, name: str, after_s: float) -> None:
+        await pause(self._clock, after_s)
         await self._swarm.processes[name].ended.wait()
         self._begin(name, self.stages[name])
+        self.active -= 1
 
     def _begin(self, name: str, stage: int) -> None:
         self.stages[name] = stage
@@ -301,7 +313,7 @@ class ProcessFaults:
         if not done:
             self._swarm.signal(name, signal.SIGSTOP)
         if self._machines:
-            _signal_children(self._swarm.processes[name].pid, signal.SIGSTOP)
+            signal_children(self._swarm.processes[name].pid, signal.SIGSTOP)
 
         def thaw() -> None:
             self._frozen[name] -= 1
@@ -313,7 +325,7 @@ class ProcessFaults:
     def _thaw(self, name: str) -> None:
         if self._lives(name):
             if self._machines:
-                _signal_children(self._swarm.processes[name].pid, signal.SIGCONT)
+                signal_children(self._swarm.processes[name].pid, signal.SIGCONT)
             self._swarm.signal(name, signal.SIGCONT)
 
     def _link_fault(
@@ -333,7 +345,7 @@ class ProcessFaults:
             for other in others:
                 self._cut(other, [target], fault.duration_s, deaf=False)
         else:
-            shape = _shape_of(fault)
+            shape = shape_of(fault)
             self._impose(target, {**shape, "peers": self._peer_ids(others)}, fault.duration_s)
             for other in others:
                 self._impose(other, {**shape, "peers": self._peer_ids([target])}, fault.duration_s)
@@ -376,19 +388,9 @@ class ProcessFaults:
         return sorted(self.ids[name] for name in names if name in self.ids)
 
 
-def _shape_of(fault: Drop | Delay | Slow) -> dict[str, Any]:
-    if isinstance(fault, Drop):
-        return {"do": "shape", "loss": fault.share}
-    if isinstance(fault, Delay):
-        return {"do": "shape", "latency_s": fault.latency_s, "jitter_s": fault.jitter_s}
-    return {"do": "shape", "bytes_per_s": fault.bytes_per_s}
-
-
-def _signal_children(pid: int | None, number: signal.Signals) -> None:
-    """To a peer's p2pd: a child that nobody but its stopped parent can reap, so its number stays its own."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return
-    for child in children:
-        os.kill(int(child), number)
+def _begun_step(event: Event) -> int:
+    """The step that a peer is known to be in by this event; -1 if it says nothing of that."""
+    kind = event.get("event")
+    if kind not in ("started", "stepped", "joined"):
+        return -1
+    return int(event["step"]) + (kind == "stepped")

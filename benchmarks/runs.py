@@ -1,0 +1,131 @@
+"""What benchmarks of real swarms share: a run's manifest, its processes, and what they write."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bootstrap.create import create_run, example_toml
+from bootstrap.faults.control import pause, write_settings
+from bootstrap.local import LocalSwarm
+from bootstrap.progress import Event, Tail
+from swarm.clock import LoopClock
+from swarm.manifest import Manifest
+
+LIMIT_S = 240.0
+LOOK_S = 0.05
+
+
+def manifest_text(**changes: object) -> str:
+    """The demo's manifest with other values, and without validation and checkpoints."""
+    values: dict[str, object] = {"validation_every": 0, "checkpoint_every": 0, "warmup_steps": 1, **changes}
+    lines = []
+    for line in example_toml().splitlines():
+        key = line.split("=")[0].strip()
+        lines.append(f"{key} = {values.pop(key)}" if key in values else line)
+    if values:
+        raise ValueError(f"the demo's manifest has no {', '.join(values)}")
+    return "\n".join(lines) + "\n"
+
+
+class SwarmRun:
+    """A local swarm in a temporary folder, its peers ``peerN`` in stage N modulo the stages.
+
+    An async context manager: all founders are started. ``events``: (name, event) as ``look`` has read them.
+    ``settings``: of each peer's emulation.
+    """
+
+    def __init__(self, manifest: str, peers: int, *, settings: dict[str, Any] | None = None) -> None:
+        self._text = manifest
+        self._settings = settings or {}
+        self._folder = tempfile.TemporaryDirectory(prefix="skipswarm-run-")
+        self.directory = Path(self._folder.name)
+        self.clock = LoopClock()
+        self.swarm = LocalSwarm(self.directory, self.clock)
+        self.manifest = Manifest.from_toml(manifest, researcher="00" * 32)
+        self.stages = {f"peer{n}": n % len(self.manifest.stages) for n in range(peers)}
+        self.events: list[tuple[str, Event]] = []
+        self.ids: dict[str, str] = {}
+        """name -> peer id"""
+        self._tails: dict[str, Tail] = {}
+        self._join = ""
+        self._members: dict[int, int] = {}
+        """step -> members of the next one"""
+        self._steps: dict[str, int] = {}
+        """name -> the last step that it made"""
+
+    async def __aenter__(self) -> SwarmRun:
+        (self.directory / "run.toml").write_text(self._text)
+        made = create_run(self.directory / "run.toml")
+        self.manifest = made.manifest
+        await self.swarm.open()
+        self.swarm.start_node("node", signed=made.signed_path, key=made.key_path)
+        node = Tail(self.swarm.events_path("node"))
+        ready: list[Event] = []
+        await self.until(lambda: ready.extend(e for e in node.read() if e["event"] == "ready") or ready)
+        node.close()
+        self._join = str(ready[0]["join"])
+        for name, stage in self.stages.items():
+            self.start(name, stage)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.swarm.close()
+        for tail in self._tails.values():
+            tail.close()
+        self._folder.cleanup()
+
+    def start(self, name: str, stage: int) -> None:
+        """A peer, for the first time or again."""
+        settings = write_settings(self.directory, name, **self._settings)
+        self.swarm.start_peer(name, join=self._join, stage=stage, emulate=settings)
+        self._tails.setdefault(name, Tail(self.swarm.events_path(name)))
+
+    def look(self) -> list[tuple[str, Event]]:
+        """Events that were written since the last call."""
+        new = [(name, event) for name, tail in self._tails.items() for event in tail.read()]
+        for name, event in new:
+            self.ids.setdefault(name, str(event["peer"]))
+            if event["event"] == "closed":
+                self._members[event["step"]] = len(event["members"])
+            elif event["event"] == "stepped":
+                self._steps[name] = event["step"]
+        self.events += new
+        return new
+
+    def of(self, *kinds: str, since_s: float = 0.0) -> list[tuple[str, Event]]:
+        """Events of these kinds that were read, in the order of their times."""
+        found = [
+            (name, event) for name, event in self.events if event["event"] in kinds and event["t"] >= since_s
+        ]
+        return sorted(found, key=lambda entry: entry[1]["t"])
+
+    async def until(self, there: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+        """Look until ``there()`` has something. Raises RuntimeError when it has nothing for too long."""
+        end_s = self.clock.now() + limit_s
+        while True:
+            self.look()
+            found = there()
+            if found:
+                return found
+            if self.clock.now() > end_s:
+                last = "; ".join(f"{p.name}: {p.last_line()}" for p in self.swarm.processes.values())
+                raise RuntimeError(f"the swarm did not get there in {limit_s:.0f} s ({last})")
+            await pause(self.clock, LOOK_S)
+
+    async def settled(self, steps: int = 3) -> None:
+        """Until everybody is a member and has made ``steps`` steps from now on."""
+        goal = max(self._steps.values(), default=-1) + steps
+
+        def whole() -> bool:
+            members = self._members.get(max(self._members, default=-1), 0)
+            return members == len(self.stages) and all(
+                self._steps.get(name, -1) >= goal for name in self.stages
+            )
+
+        await self.until(whole)
