@@ -301,6 +301,8 @@ class Router:
             return
         if stages_of(message.path[: message.hop + 1]) != stages_of(held.path[: held.hop + 1]):
             return
+        if message.revision < held.revision:
+            return  # of stages that we went around since: later hops compute for the new ones by now
         held.path = held.path[: held.hop + 1] + message.path[message.hop + 1 :]
         held.phase, held.gradient, held.trail = Phase.RETURNING, gradient, message.trail
         generation, saved = held.generation, held.saved

@@ -250,7 +250,7 @@ class Fabric:
         if connection is None:
             there = self._hosts.get(to)
             connection = there.connections.get(host.name) if there is not None else None
-            if connection is None or connection.sides[host.name].gone:
+            if connection is None or connection.broken or connection.sides[host.name].gone:
                 connection = Connection(host.name, to)
             host.connections[to] = connection
         return connection

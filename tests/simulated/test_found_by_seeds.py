@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bootstrap.faults.plan import FaultPlan, Target
@@ -96,3 +98,23 @@ def test_a_voter_objects_to_a_close_that_leaves_out_what_it_knows_of() -> None:
     assert [counted.index for counted in known] == list(range(12))
     assert objection(StepClose(step=1, counted=known[:-1], members=members)) == "microbatch 11 is committed"
     assert objection(StepClose(step=1, counted=known, members=members)) is None
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_gradient_that_was_held_up_is_not_taken_after_its_hop_was_gone_around(index: int) -> None:
+    """The cut-off origin skips a stage, so the last hop computes anew; then the old gradient comes after all."""
+    swarm = SimSwarm((2, 2, 3, 1), path_length=4, microbatches_per_origin=2, memory_slots=2, pace=16)
+    assert swarm.run_to(1)
+    rest = [name for name in swarm.peers if name != "s0r0"]
+
+    def cut(sender: str, to: str, message: Any) -> bool:
+        mine = to == "s0r0" and message.hop == 0 and message.index == index
+        if mine:
+            swarm.network.partition([["s0r0"], rest])
+            swarm.clock.call_later(3.755, swarm.network.heal)
+        return mine
+
+    swarm.when("backward", cut, sent=True)
+    assert swarm.run_to(5)
+    swarm.whole()
+    assert swarm.of("fell_out") == []
