@@ -30,6 +30,7 @@ from peer.planner import Planner
 from peer.restore import NO_DISK, Disk, Recalled
 from peer.router import Router
 from peer.standing import Standings
+from peer.wanted import Wanted
 from peer.worker import Executor, TaskKind, Worker
 from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore
 from swarm import messages as m
@@ -120,8 +121,15 @@ class Core:
         context.strike = self.standings.strike
         self.planner = Planner(context, activation_bytes=options.activation_bytes, seed=options.seed)
         context.routes = self.planner
-        self.router = Router(context, on_loss=self._loss, on_home=self._home, on_late=self._late)
+        self.router = Router(
+            context,
+            on_loss=self._loss,
+            on_home=self._home,
+            on_late=self._late,
+            on_full=lambda: self.wanted.ask(),
+        )
         self.origin = Origin(context, self.router, batches, on_done=self._origin_done)
+        self.wanted = Wanted(context, self.router.held, mine=self.origin.waits_for)
         self.newcomers = Newcomers(context)
         self.gossip = Gossip(
             context.me,
@@ -343,6 +351,7 @@ class Core:
             m.Refuse: plain(self.router.on_refuse),
             m.Restart: plain(self.origin.on_restart),
             m.Release: plain(self.router.on_release),
+            m.Holding: plain(self.wanted.on_holding),
             m.Commit: plain(self.router.on_commit),
             m.GossipPush: plain(partial(spread.on_push, self.gossip)),
             m.GossipDigest: plain(partial(spread.on_digest, self.gossip)),

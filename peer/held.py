@@ -49,6 +49,8 @@ class Held:
     """Next hops that were lost, and the version under which they may still hold the microbatch."""
     given_up: str | None = None
     retry: Timer | None = None
+    asked_s: float = float("-inf")
+    """When it was last asked whether this is still wanted (``wanted.py``)."""
     summing: bool = False
     loss_inputs: tuple[Any, Any] | None = None
     """At the origin: the last hop's output and the labels, to build the head's gradient anew."""

@@ -336,6 +336,11 @@ class Origin:
             if self._context.liveness.alive(peer):
                 self._context.transport.send(peer, release)
 
+    def waits_for(self, index: int, attempt: int) -> bool:
+        """Is this attempt under way, for all that this origin knows of it?"""
+        started = self.started.get(index)
+        return self.begun == self._context.step and started is not None and started.attempt == attempt
+
     @property
     def done(self) -> bool:
         """Everything that this origin drew for the context's step is committed."""

@@ -44,11 +44,13 @@ class Router:
         on_loss: Callable[[Forward, Any], None],
         on_home: Callable[[Held], None],
         on_late: Callable[[PeerId], None],
+        on_full: Callable[[], None],
     ) -> None:
         self._context = context
         self._on_loss = on_loss
         self._on_home = on_home
         self._on_late = on_late
+        self._on_full = on_full
         self.held = Holdings()
         self.sums = Sums(context, self.held)
         self._early: list[tuple[Forward, Any]] = []
@@ -87,6 +89,7 @@ class Router:
             self._refuse(sender, message, "leaving")
         elif self.held.occupied(context.liveness.gone) >= context.rules.memory_slots:
             self._refuse(sender, message, "busy")
+            self._on_full()
         else:
             held = Held(message.key, message.origin, message.path, message.hop, message.revision, inputs)
             self.held[held.key] = held

@@ -148,6 +148,15 @@ class Release(MicrobatchMessage):
     version: Count | None = None
 
 
+class Holding(MicrobatchMessage):
+    """The sender has no slot left, and holds this attempt as a hop of this ``version``: is it still wanted?
+    Asked of the origin and of the hop before; answered by RELEASE if not, else by nothing."""
+
+    kind = "holding"
+    origin: PeerName
+    version: Count
+
+
 class Commit(MicrobatchMessage):
     """The origin's word that a microbatch went through forward and backward on ``path``."""
 

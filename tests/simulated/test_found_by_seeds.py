@@ -102,7 +102,7 @@ def test_a_voter_objects_to_a_close_that_leaves_out_what_it_knows_of() -> None:
 
 @pytest.mark.parametrize("index", range(4))
 def test_a_gradient_that_was_held_up_is_not_taken_after_its_hop_was_gone_around(index: int) -> None:
-    """The cut-off origin skips a stage, so the last hop computes anew; then the old gradient comes after all."""
+    """The cut-off origin skips a stage, so the last hop computes anew; then the old gradient comes."""
     swarm = SimSwarm((2, 2, 3, 1), path_length=4, microbatches_per_origin=2, memory_slots=2, pace=16)
     assert swarm.run_to(1)
     rest = [name for name in swarm.peers if name != "s0r0"]
