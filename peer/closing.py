@@ -129,7 +129,8 @@ class Closing:
             if now - self._incomplete_since < INCOMPLETE_CLOSE_S:
                 return None
         members = tuple(member for member in context.members if not context.liveness.gone(member.peer))
-        if not all(context.liveness.alive(member.peer) for member in members):
+        liveness = context.liveness
+        if not all(liveness.alive(member.peer) or liveness.vouched(member.peer) for member in members):
             return None  # lost a moment ago: back, or gone, a moment from now
         return StepClose(
             step=context.step,

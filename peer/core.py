@@ -16,7 +16,7 @@ from peer import spread
 from peer.agreement import REMEMBERED_CLOSES, Agreement
 from peer.averaging import Averaging
 from peer.closing import Closing
-from peer.context import Backend, Batches, Context, StepRules
+from peer.context import Backend, Batches, Context, StepRules, draw_order
 from peer.donor import Donor
 from peer.download import Download, plain_chunk
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
@@ -114,6 +114,7 @@ class Core:
             on_lost=self._lost,
             on_gone=self._gone,
             on_back=self._back,
+            on_vouched=self._vouched,
             rng=rng,
             limits=options.liveness,
         )
@@ -479,6 +480,17 @@ class Core:
                     self.origin.take_over()
             self.agreement.consider()
 
+    def _vouched(self, peer: PeerId, lost_s: float) -> None:
+        """Others reach a peer that we do not. With another stage that is a detour; with our own it holds the
+        averaging, so one of both leaves, the sooner the more of its replicas it cannot reach."""
+        context = self.context
+        apart = [other for other in context.replicas(context.stage) if self.liveness.vouched(other)]
+        if not context.active or peer not in apart:
+            return
+        stays = draw_order(0, (context.me, peer))[0] == context.me
+        if lost_s >= self.liveness.limits.unreachable_s * (2 if stays else 1) / len(apart):
+            self._fall_out(f"{peer} lives and cannot be reached from here")
+
     def _back(self, peer: PeerId) -> None:
         """It answers again: what was on its way when the link broke is sent once more."""
         self._begin_founded(False)
@@ -540,6 +552,8 @@ class Core:
         if not self._counts_on_us(close):
             self._fall_out("the others closed the step without this peer")
             return
+        for member in close.members:
+            self.liveness.reconsider(member.peer)
         try:
             self.router.sums.settle(self._summed)
         except LookupError as error:

@@ -156,8 +156,10 @@ class Joiner:
 
     @property
     def ready(self) -> bool:
-        """Caught up with the newest close that is known."""
-        return bool(self._closes) and self._state_step == max(self._closes) + 1
+        """Caught up with the newest close that is known, and able to average with all replicas."""
+        context = self._context
+        apart = any(context.liveness.vouched(peer) for peer in context.replicas(context.stage))
+        return not apart and bool(self._closes) and self._state_step == max(self._closes) + 1
 
     def _ask(self) -> None:
         if self._closed:

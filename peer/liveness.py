@@ -1,12 +1,13 @@
 """Who is alive: heartbeats on every link, lost links at once, indirect probes before a death is believed.
 
 A peer is *lost* (suspected) from the moment its link breaks, its heartbeats stay away (``peer/phi.py``), or
-its heartbeats say that its compute hangs; it is *back* when it answers again. Being lost takes it out of all
-routes at once. It is *gone* when that is confirmed: a broken link is made again for ``grace_s``, then two
-others are asked (``peer/probes.py``); only if none of them reaches it either do the averaging, the membership
-and an origin's samples go on without it. So a connection which breaks and is made again costs a reroute and
-no more, and one that fails between two peers alone votes nobody out. A peer that answers in another life
-(incarnation) than the one that is watched stays lost, and a slow one refutes a suspicion by answering in it.
+they say that its compute hangs or that it does not hear us; it is *back* when it answers again. Being lost
+takes it out of all routes at once. It is *gone* when that is confirmed: a broken link is made again for
+``grace_s``, then two others are asked (``peer/probes.py``); only if none of them reaches it either do the
+averaging, the membership and an origin's samples go on without it. While others vouch for it, it stays lost
+and is never gone. So a connection which breaks and is made again costs a reroute and no more, and one that
+fails between two peers alone votes nobody out. A peer that answers in another life (incarnation) than the one
+that is watched stays lost, and a slow one refutes a suspicion by answering in it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Liveness:
         on_lost: Callable[[PeerId, str], None],
         on_gone: Callable[[PeerId], None],
         on_back: Callable[[PeerId], None],
+        on_vouched: Callable[[PeerId, float], None],
         rng: random.Random,
         limits: LivenessLimits | None = None,
     ) -> None:
@@ -48,6 +50,7 @@ class Liveness:
         self._on_lost = on_lost
         self._on_gone = on_gone
         self._on_back = on_back
+        self._on_vouched = on_vouched
         self.limits = limits or LivenessLimits()
         self._neighbours: dict[PeerId, Neighbour] = {}
         self._watched: dict[PeerId, int | None] = {}
@@ -107,6 +110,23 @@ class Liveness:
         """Lost for certain, as far as one peer can tell: work goes on without it."""
         neighbour = self._neighbours.get(peer)
         return peer in self._left or (neighbour is not None and neighbour.gone)
+
+    def vouched(self, peer: PeerId) -> bool:
+        """Lost to us, and others reach it."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour is not None and neighbour.vouched
+
+    def reconsider(self, peer: PeerId) -> None:
+        """A majority counts on a peer that is gone for us, so it may live: ask for it again."""
+        neighbour = self._neighbours.get(peer)
+        if neighbour is None or not neighbour.gone or peer in self._left or peer in self._banned:
+            return
+        if neighbour.incarnation is None or self._right_life(neighbour):
+            neighbour.gone = False
+            neighbour.lost_since_s = self._clock.now()
+            if not neighbour.up:
+                self._transport.connect(peer)
+            self._inquire(neighbour)
 
     def reachable(self, peer: PeerId) -> bool:
         """Answers, whatever life it is in."""
@@ -328,7 +348,7 @@ class Liveness:
             self._lose(neighbour, "banned" if banned else "has begun another life")
             self._confirm(neighbour)
         elif neighbour.lost and neighbour.answers:
-            neighbour.lost = neighbour.gone = False
+            neighbour.lost = neighbour.gone = neighbour.vouched = False
             self._settle(neighbour)
             self._events.emit("back", other=neighbour.peer)
             self._on_back(neighbour.peer)
@@ -359,19 +379,20 @@ class Liveness:
         neighbour = self._neighbours.get(peer)
         if neighbour is None or not neighbour.lost or neighbour.gone:
             return
-        unreachable_s = self._clock.now() - neighbour.lost_since_s
         self._events.emit("vouched", other=peer, incarnation=incarnation)
-        another_life = self._watched.get(peer) not in (None, incarnation)
-        if another_life or unreachable_s >= self.limits.unreachable_s:
+        if self._watched.get(peer) not in (None, incarnation):
             self._confirm(neighbour)
-        elif neighbour.confirm is None:
+            return
+        neighbour.vouched = True
+        if neighbour.confirm is None:
             neighbour.confirm = self._clock.call_later(self.limits.ask_again_s, self._inquire, neighbour)
+        self._on_vouched(peer, self._clock.now() - neighbour.lost_since_s)
 
     def _confirm(self, neighbour: Neighbour) -> None:
         self._settle(neighbour)
         known = self._neighbours.get(neighbour.peer) is neighbour
         if known and neighbour.lost and not neighbour.gone and not self._closed:
-            neighbour.gone = True
+            neighbour.gone, neighbour.vouched = True, False
             self._events.emit("gone", other=neighbour.peer)
             self._on_gone(neighbour.peer)
 

@@ -31,8 +31,9 @@ class LivenessLimits:
     """A peer whose link broke is asked for after this, or as soon as a dial finds nobody."""
     ask_again_s: float = 1.0
     """While others vouch for a peer that we cannot reach, they are asked again."""
-    unreachable_s: float = 20.0
-    """A peer that we cannot reach for so long is gone for us, whoever vouches for it."""
+    unreachable_s: float = 8.0
+    """Two replicas that others vouch for and that cannot reach each other for so long cannot average: one
+    leaves its step, the other waits twice as long."""
     redial_s: float = 0.2
     """Before the first new dial of a lost member; doubles up to ``max_redial_s``."""
     max_redial_s: float = 5.0
@@ -57,6 +58,8 @@ class Neighbour:
     """Why it was lost last."""
     gone: bool = False
     """Lost, and that is confirmed."""
+    vouched: bool = False
+    """Lost, and others reach it."""
     incarnation: int | None = None
     """Of the last heartbeat on the link that is up; None before the first."""
     confirm: Timer | None = None

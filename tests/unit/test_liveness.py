@@ -33,6 +33,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = SimClock()
         self.told: list[str] = []
+        self.unreachable: list[tuple[str, float]] = []
         self.dialled: list[float] = []
         self.sent: list[tuple[str, Message]] = []
         transport = SimpleNamespace(
@@ -50,6 +51,7 @@ class Bench:
             on_lost=lambda peer, reason: self.told.append("lost"),
             on_gone=lambda peer: self.told.append("gone"),
             on_back=lambda peer: self.told.append("back"),
+            on_vouched=lambda peer, lost_s: self.unreachable.append((peer, lost_s)),
             rng=random.Random(0),
         )
         self.liveness.watch({"b": 1})
@@ -109,20 +111,40 @@ def test_a_goodbye_needs_no_confirmation() -> None:
     assert bench.liveness.gone("b")
 
 
-def test_a_peer_that_others_reach_is_lost_but_not_gone_until_we_cannot_reach_it_for_long() -> None:
+def test_a_peer_that_others_reach_is_lost_and_never_gone() -> None:
     bench = Bench()
     bench.helper("c")
     bench.liveness.on_link_lost("b", "reset")
     for _ in range(60):
         bench.clock.run_for(0.5)
         bench.liveness.on_heartbeat("c", beat())
-        if "gone" in bench.told:
-            break
         for request in bench.asked()[-1:]:
             ack = ProbeAck(peer="b", nonce=request.nonce, incarnation=1)  # type: ignore[attr-defined]
             bench.liveness.probes.on_ack("c", ack)
+    assert bench.told == ["lost"]
+    assert bench.liveness.vouched("b")
+    assert {peer for peer, _ in bench.unreachable} == {"b"}
+    assert bench.unreachable[-1][1] > 20
+    bench.liveness.on_link_up("b")
+    bench.liveness.on_heartbeat("b", beat())
+    assert bench.told == ["lost", "back"]
+    assert not bench.liveness.vouched("b")
+
+
+def test_who_is_gone_for_us_and_named_by_the_others_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.helper("c")
+    bench.liveness.on_link_lost("b", "reset")
+    bench.clock.run_for(3)
     assert bench.told == ["lost", "gone"]
-    assert 20 <= bench.clock.now() < 23
+    asked, dialled = len(bench.asked()), len(bench.dialled)
+    bench.liveness.reconsider("b")
+    assert not bench.liveness.gone("b")
+    assert not bench.liveness.alive("b")
+    assert (len(bench.asked()), len(bench.dialled)) == (asked + 1, dialled + 1)
+    bench.liveness.on_heartbeat("c", beat())
+    bench.clock.run_for(2)
+    assert bench.told == ["lost", "gone", "gone"]
 
 
 def test_a_peer_that_answers_in_another_life_is_gone() -> None:
