@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from swarm.errors import UserError
-from swarm.timeline.schema import EVENTS, SCHEMA_VERSION, Began, Event, Opened
+from swarm.timeline.base import Event
+from swarm.timeline.schema import EVENTS, SCHEMA_VERSION, Began, Opened
 
 MAX_LINE_BYTES = 1 << 22
 """A close of a thousand microbatches on paths of fifty stages is 3 MB."""

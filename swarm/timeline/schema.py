@@ -2,49 +2,34 @@
 
 A line is ``{"t": seconds, "peer": id, "event": name, ...fields}``; ``t`` is on the writer's monotonic scale.
 The class's name in snake case is the event's name, its docstring the meaning; ``docs/events.md`` is made of
-them. What a log holds may come from anyone: each field is bounded, and no number is infinite.
+them, and of those in ``about_peers.py``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
+
+from swarm.timeline import about_peers
+from swarm.timeline.base import (
+    Added,
+    Count,
+    CountedOf,
+    Event,
+    Kind,
+    Members,
+    Microbatch,
+    Number,
+    Path,
+    Peer,
+    Peers,
+    Text,
+    Time,
+)
 
 SCHEMA_VERSION = 1
-
-Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Time = Annotated[float, Field(ge=0.0, le=1e9)]
-Number = Annotated[float, Field(ge=-1e30, le=1e30)]
-Text = Annotated[str, StringConstraints(max_length=4096)]
-Peer = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Hop = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}:", max_length=140)]
-"""``stage:peer``."""
-Path = Annotated[list[Hop], Field(max_length=4096)]
-Peers = Annotated[list[Peer], Field(max_length=100_000)]
-Members = Annotated[list[Hop], Field(max_length=100_000)]
-Added = Annotated[list[tuple[Count, Count]], Field(max_length=1_000_000)]
-CountedOf = Annotated[list[tuple[Count, Count, Peer, Path, Count]], Field(max_length=1_000_000)]
-Kind = Literal["forward", "backward", "weight", "loss"]
-
-
-class Event(BaseModel):
-    """Fields of a later version are passed over."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    frequent: ClassVar[bool] = False
-    """Comes with every microbatch, or as often as a stranger likes: written within a second, not at once."""
-
-
-class _Microbatch(Event):
-    """What concerns one attempt at one microbatch."""
-
-    step: Count
-    index: Count
-    attempt: Count
-
 
 # -- the log and its peer ----------------------------------------------------------------------------------
 
@@ -136,20 +121,20 @@ class Finished(Event):
 # -- a microbatch ------------------------------------------------------------------------------------------
 
 
-class Started(_Microbatch):
+class Started(Microbatch):
     """The origin has started an attempt on this path."""
 
     path: Path
 
 
-class Received(_Microbatch):
+class Received(Microbatch):
     """A hop has taken a microbatch of a step whose parameters it does not have yet."""
 
     frequent = True
     other: Peer
 
 
-class Computed(_Microbatch):
+class Computed(Microbatch):
     """A task of a microbatch was computed: seconds in the queue, seconds of computing. What comes of it is
     sent on at once."""
 
@@ -159,7 +144,7 @@ class Computed(_Microbatch):
     run_s: Time
 
 
-class Refused(_Microbatch):
+class Refused(Microbatch):
     """The next hop has refused it."""
 
     frequent = True
@@ -167,7 +152,7 @@ class Refused(_Microbatch):
     reason: Text
 
 
-class Sent(_Microbatch):
+class Sent(Microbatch):
     """What a hop holds was sent once more: all replicas were full, or the link was broken."""
 
     frequent = True
@@ -175,7 +160,7 @@ class Sent(_Microbatch):
     kind: Literal["forward", "backward"]
 
 
-class Rerouted(_Microbatch):
+class Rerouted(Microbatch):
     """A hop has put another peer, another stage or nothing in the place of the next hop, because that was
     lost or refused."""
 
@@ -186,7 +171,7 @@ class Rerouted(_Microbatch):
     path: Path
 
 
-class Restarted(_Microbatch):
+class Restarted(Microbatch):
     """The origin has given an attempt up, and will start another."""
 
     reason: Text
@@ -200,7 +185,7 @@ class TakenOver(Event):
     lost: Peer
 
 
-class Committed(_Microbatch):
+class Committed(Microbatch):
     """The origin has its own backward: the microbatch counts, on the path that its gradient took."""
 
     loss: Number
@@ -321,135 +306,6 @@ class Stepped(Event):
     learning_rate: Number | None = None
 
 
-# -- peers -------------------------------------------------------------------------------------------------
-
-
-class Lost(Event):
-    """Another peer is suspected: out of all routes."""
-
-    other: Peer
-    reason: Text
-
-
-class Back(Event):
-    """A lost peer answers again."""
-
-    other: Peer
-
-
-class Vouched(Event):
-    """Another peer reaches one that we have lost."""
-
-    other: Peer
-    incarnation: Count
-
-
-class Gone(Event):
-    """The loss is confirmed: membership, averaging and samples go on without the peer."""
-
-    other: Peer
-
-
-class Goodbye(Event):
-    """Another peer has left."""
-
-    other: Peer
-
-
-class Strike(Event):
-    """A peer has sent what no honest peer sends."""
-
-    frequent = True
-    other: Peer
-    reason: Text
-
-
-class Banned(Event):
-    """A peer is banned for so long."""
-
-    other: Peer
-    reason: Text
-    duration_s: Time
-
-
-class Pardoned(Event):
-    """A ban is over."""
-
-    other: Peer
-
-
-class Founded(Event):
-    """This peer is one of those who begin an epoch."""
-
-    epoch: Count
-    step: Count
-    members: Count
-
-
-class Admitted(Event):
-    """A close has let this newcomer in, as a learner."""
-
-    step: Count
-
-
-class DownloadFailed(Event):
-    """No replica's state could be had."""
-
-    reason: Text
-
-
-class Loaded(Event):
-    """The stage's state of a step was taken, with the number of chunks from each source."""
-
-    step: Count
-    digest: Text
-    bytes: Count
-    sources: Annotated[dict[Peer, Count], Field(max_length=4096)] | None = None
-
-
-class StageRestored(Event):
-    """A stage without a replica goes on at ``step``: from what this peer kept, or from its neighbours'
-    parameters, of step ``of_step``."""
-
-    stage: Count
-    step: Count
-    digest: Text
-    source: Literal["memory", "checkpoint", "neighbours"]
-    of_step: Count
-
-
-class RestoreFailed(Event):
-    """A stage without a replica cannot be restored by this peer."""
-
-    reason: Text
-
-
-class Followed(Event):
-    """A learner has applied an average of its stage."""
-
-    step: Count
-    digest: Text
-
-
-class MissedAverage(Event):
-    """A learner has missed an average, and begins anew."""
-
-    step: Count
-
-
-class Joined(Event):
-    """A learner is a full member from this step on."""
-
-    step: Count
-
-
-class FellOut(Event):
-    """This peer is out of step with the others and becomes a newcomer."""
-
-    step: Count
-    reason: Text
-
-
 # -- the table ---------------------------------------------------------------------------------------------
 
 
@@ -458,10 +314,14 @@ def _name(event: type[Event]) -> str:
 
 
 def _declared(base: type[Event]) -> list[type[Event]]:
-    """In the order of this file."""
-    own = [] if base.__name__.startswith("_") or base is Event else [base]
+    """In the order of their files."""
+    own = [] if base in (Event, Microbatch) else [base]
     return own + [event for below in base.__subclasses__() for event in _declared(below)]
 
 
-EVENTS: dict[str, type[Event]] = {_name(event): event for event in _declared(Event)}
+def _beside(event: type[Event]) -> bool:
+    return event.__module__ == about_peers.__name__
+
+
+EVENTS: dict[str, type[Event]] = {_name(event): event for event in sorted(_declared(Event), key=_beside)}
 FREQUENT: frozenset[str] = frozenset(name for name, event in EVENTS.items() if event.frequent)

@@ -10,9 +10,10 @@ from statistics import median
 
 from pydantic import BaseModel
 
+from swarm.timeline.about_peers import Lost
 from swarm.timeline.merge import Timeline
 from swarm.timeline.read import Entry
-from swarm.timeline.schema import Closed, Committed, Lost, Rerouted, Restarted, Stepped
+from swarm.timeline.schema import Closed, Committed, Finished, Rerouted, Restarted, Stepped
 from swarm.timeline.why import ONE_LOSS_S
 
 Microbatch = tuple[int, int]
@@ -20,7 +21,7 @@ Microbatch = tuple[int, int]
 
 
 class Loss(BaseModel):
-    """A peer that others lost. ``None``: it did not come to that in these logs."""
+    """A peer that others lost before it had finished. ``None``: it did not come to that in these logs."""
 
     peer: str
     stage: int | None
@@ -113,6 +114,7 @@ def _losses(timeline: Timeline, closes: list[float]) -> list[Loss]:
     own: dict[str, list[Entry]] = defaultdict(list)
     reroutes: dict[str, list[tuple[float, Microbatch]]] = defaultdict(list)
     commits: dict[Microbatch, float] = {}
+    finished_s: dict[str, float] = {}
     for entry in timeline.entries:
         event = entry.event
         own[entry.peer].append(entry)
@@ -125,12 +127,16 @@ def _losses(timeline: Timeline, closes: list[float]) -> list[Loss]:
             reroutes[event.lost].append((entry.at_s, (event.step, event.index)))
         elif isinstance(event, Committed):
             commits[event.step, event.index] = entry.at_s
+        elif isinstance(event, Finished):
+            finished_s[entry.peer] = entry.at_s
     stages, begin_s = timeline.stages, timeline.entries[0].at_s
     losses = []
     for peer, spells in told.items():
         for spell in spells:
             assert isinstance(spell[0].event, Lost)
             at_s = spell[0].at_s
+            if finished_s.get(peer, at_s) < at_s:
+                continue
             around = {key for when_s, key in reroutes[peer] if at_s <= when_s <= at_s + ONE_LOSS_S}
             done = [commits[key] for key in around if key in commits]
             after = bisect_left(closes, at_s)

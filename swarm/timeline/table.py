@@ -6,7 +6,8 @@ import re
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from swarm.timeline.schema import EVENTS, SCHEMA_VERSION, Event
+from swarm.timeline.base import Event
+from swarm.timeline.schema import EVENTS, SCHEMA_VERSION
 
 
 def field_types(event: type[Event]) -> dict[str, str]:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, TextIO
 
+from swarm.timeline.base import Event
 from swarm.timeline.clocks import tasks_of
 from swarm.timeline.merge import Timeline, short
 from swarm.timeline.read import Entry
-from swarm.timeline.schema import Averaged, Committed, Computed, Event, Summed
+from swarm.timeline.schema import Averaged, Committed, Computed, Summed
 
 NO_INSTANTS = frozenset({"opened", "computed", "received", "sent", "stale", "planned", "summed", "averaged"})
 """They are slices, or of no use alone."""

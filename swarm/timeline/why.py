@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from swarm.errors import UserError
+from swarm.timeline.about_peers import Lost
 from swarm.timeline.merge import Timeline, short
 from swarm.timeline.read import Entry
 from swarm.timeline.schema import (
     Closed,
     Committed,
     Computed,
-    Lost,
     Received,
     Refused,
     Rerouted,
@@ -314,16 +314,14 @@ def _attempts(entries: list[Entry], begin_s: float) -> list[Attempt]:
 
 def _reroutes(timeline: Timeline, entries: list[Entry], begin_s: float) -> Iterator[Reroute]:
     paths: dict[int, list[str]] = {}
+    losses: dict[str, list[float]] = {}
+    for entry in timeline.entries:
+        if isinstance(entry.event, Lost):
+            losses.setdefault(entry.event.other, []).append(entry.at_s)
     for entry in entries:
         event = entry.event
         if isinstance(event, Rerouted):
-            losses = [
-                e.at_s
-                for e in timeline.entries
-                if isinstance(e.event, Lost)
-                and e.event.other == event.lost
-                and entry.at_s - ONE_LOSS_S <= e.at_s <= entry.at_s
-            ]
+            known = [at_s for at_s in losses.get(event.lost, ()) if 0 <= entry.at_s - at_s <= ONE_LOSS_S]
             new = [hop for hop in event.path if hop not in paths.get(event.attempt, ())]
             yield Reroute(
                 at_s=entry.at_s - begin_s,
@@ -333,7 +331,7 @@ def _reroutes(timeline: Timeline, entries: list[Entry], begin_s: float) -> Itera
                 cause=event.cause,
                 reason=event.reason,
                 instead=new[0] if new else None,
-                known_s=entry.at_s - losses[0] if losses and event.cause == "lost" else None,
+                known_s=entry.at_s - known[0] if known and event.cause == "lost" else None,
             )
         if isinstance(event, Started | Rerouted):
             paths[event.attempt] = event.path
