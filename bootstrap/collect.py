@@ -45,7 +45,8 @@ class Collected:
 
 
 def collect(folders: Sequence[Path], *, step: int | None = None) -> Collected:
-    """The newest model that the checkpoints below ``folders`` give, or that of ``step``.
+    """The newest model that the checkpoints below ``folders`` give, or that of ``step``. Of two epochs the
+    later one's is the newer: the run has begun again since the other.
 
     Every image is held against its SHA-256, the run's manifest against the run id, every tensor against the
     manifest. Where a stage's replicas differ, what most of them hold is taken.
@@ -55,11 +56,10 @@ def collect(folders: Sequence[Path], *, step: int | None = None) -> Collected:
     """
     found, notes = _search(folders)
     manifest = _manifest_of(found, folders)
-    steps = {one.described.step for one in found}
-    if step is not None:
-        steps &= {step}
-    for candidate in sorted(steps, reverse=True):
-        of_step = [one for one in found if one.described.step == candidate]
+    marks = {one.described.mark for one in found if step in (None, one.described.step)}
+    for mark in sorted(marks, reverse=True):
+        candidate = mark[1]
+        of_step = [one for one in found if one.described.mark == mark]
         if not set(range(len(manifest.stages))) <= {one.described.stage for one in of_step}:
             continue
         states = [_sound_state(manifest, stage, of_step, notes) for stage in range(len(manifest.stages))]
@@ -107,7 +107,7 @@ def _search(folders: Sequence[Path]) -> tuple[list[Found], list[str]]:
 
 
 def _descriptions(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("stage-*/step-*.json")):
+    for path in sorted(folder.rglob("stage-*/epoch-*.json")):
         yield path.resolve()
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.create import load_genesis, write_whole
-from bootstrap.epochs import RUNNING, Beginning, beginning
+from bootstrap.epochs import BEGINNING_S, RUNNING, Beginning, beginning, trains
+from bootstrap.known import Known
 from swarm.clock import Clock, LoopClock
 from swarm.directory import Directory, DirectoryError
 from swarm.identity import Identity
@@ -115,9 +116,12 @@ class _Witness:
         self._key = key
         self._path = path
         self._kept = kept
+        self._known = Known(manifest.optimizer.total_steps)
+        if kept is not None:
+            self._known = self._known.with_genesis(kept, now=False)
         self._clock = clock
         self._trained_s = clock.now()
-        """When a record last said that its peer trains."""
+        """When a member last said that it trains; after a beginning, until when it need not have."""
 
     async def serve(
         self,
@@ -145,29 +149,27 @@ class _Witness:
     async def _look(self) -> Waiting | None:
         """Keep the newest genesis there is, made now if its time has come; else what is waited for."""
         newest = await self._directory.genesis()
-        if newest is not None and (self._kept is None or newest.epoch > self._kept.epoch):
+        if newest is not None and newest.supersedes(self._kept):
             self._keep(newest)  # another node of the researcher's made it
-        # A run that trains has begun, whoever forgot how: a second beginning would split it.
-        begun = self._kept is not None or bool(await self._directory.progress())
+        progress = await self._directory.progress()
         peers = await self._directory.peers()
         now = self._clock.now()
-        if any(record.state == "active" for record in peers):
-            self._trained_s = now
+        self._known = self._known.seeing(peers, progress)
+        if trains(peers, self._known):
+            self._trained_s = max(self._trained_s, now)
+        # A run that trains has begun, whoever forgot how: a second beginning would split it.
+        begun = self._kept is not None or bool(progress)
         next_one = beginning(
             peers,
             stages=len(self._manifest.stages),
             start_replicas=self._manifest.sync.start_replicas,
             begun=begun,
             quiet_s=now - self._trained_s,
+            known=self._known,
         )
         if isinstance(next_one, Beginning):
-            epoch = self._kept.epoch + 1 if self._kept is not None else 0
-            genesis = Genesis.sign(
-                self._manifest, next_one.members, self._key, epoch=epoch, step=next_one.step
-            )
             # Kept before anybody can hear of it: after a crash here the same members begin.
-            self._keep(genesis)
-            self._trained_s = now
+            self._keep(self._sign(next_one))
             return None
         if next_one == RUNNING or (begun and not peers):
             return None
@@ -179,8 +181,21 @@ class _Witness:
             replicas[peer.stage] += 1
         return Waiting(tuple(replicas), self._manifest.sync.start_replicas, lacking)
 
+    def _sign(self, begins: Beginning) -> Genesis:
+        last = begins.after if self._kept is None else max(begins.after, self._kept.epoch)
+        return Genesis.sign(
+            self._manifest,
+            begins.members,
+            self._key,
+            epoch=last + 1,
+            step=begins.step,
+            before=self._kept,
+        )
+
     def _keep(self, genesis: Genesis) -> None:
         self._kept = genesis
+        self._known = self._known.with_genesis(genesis)
+        self._trained_s = self._clock.now() + BEGINNING_S
         if self._path is not None:
             write_whole(self._path, genesis.model_dump_json(indent=1).encode("ascii"))
 

@@ -46,7 +46,7 @@ class Announcer:
         self.keeper: Keeper | None = None
 
     def waiting(
-        self, stage: int, memory_slots: int, checkpoints: tuple[tuple[int, str], ...] = ()
+        self, stage: int, memory_slots: int, checkpoints: tuple[tuple[int, int, str], ...] = ()
     ) -> PeerRecord:
         """A peer without a place in the run yet, which would host ``stage`` from one of these states."""
         return PeerRecord(
@@ -73,6 +73,7 @@ class Announcer:
             update={
                 "incarnation": context.incarnation,
                 "step": context.step,
+                "epoch": context.epoch,
                 "state": "waiting" if core.agreement.without_majority_s > WAITING_S else context.state,
                 "forward_s": worker.median_s(TaskKind.FORWARD) or 0.0,
                 "backward_s": worker.median_s(TaskKind.BACKWARD) or 0.0,

@@ -1,24 +1,32 @@
 """A stage's state on disk: safetensors beside a small manifest with its SHA-256, whole or not there at all.
 
-``DIR/stage-002/step-00000100.safetensors`` and ``.json``. Written to a temporary file, synced, renamed; the
-manifest comes last, so that a crash at any point leaves the checkpoint before it. Parameters, moments and the
-step are all that a run needs to go on bit-equal: the sampler is a function of (step, index), so the step is
-the position in the data.
+``DIR/stage-002/epoch-003-step-00000100.safetensors`` and ``.json``. Written to a temporary file, synced,
+renamed; the manifest comes last, so that a crash at any point leaves the checkpoint before it. Parameters,
+moments and the step are all that a run needs to go on bit-equal: the sampler is a function of (step, index),
+so the step is the position in the data.
+
+A run may begin again at an earlier step, in a new epoch. So a state is named by (epoch, step), its *mark*:
+the same step of two epochs is two states, and the later epoch's is the newer, whatever its step.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swarm.errors import UserError
-from swarm.messages import MAX_STAGES, Step
+from swarm.messages import MAX_STAGES, Count, Step
 
 KEPT = 3
 """Checkpoints of a stage that stay; older ones are removed."""
+Mark = tuple[int, int]
+"""(epoch, step)"""
+_NAME = re.compile(r"epoch-(\d+)-step-(\d+)")
 
 
 class CheckpointError(UserError):
@@ -32,15 +40,32 @@ class CheckpointManifest(BaseModel):
 
     run_id: str = Field(pattern=r"^[0-9a-f]{64}$")
     stage: int = Field(ge=0, lt=MAX_STAGES)
+    epoch: Count
     step: Step
     bytes: int = Field(ge=1)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     manifest: str
     """The run's canonical manifest, so that a checkpoint can be exported by itself."""
 
+    @property
+    def mark(self) -> Mark:
+        return (self.epoch, self.step)
 
-def write(directory: Path, run_id: str, stage: int, step: int, image: bytes, manifest: str) -> Path:
+
+def write(
+    directory: Path,
+    run_id: str,
+    stage: int,
+    mark: Mark,
+    image: bytes,
+    manifest: str,
+    *,
+    gave_up: Callable[[int, int], bool] = lambda epoch, step: False,
+) -> Path:
     """Write a checkpoint and remove those that are too old; the path of its image.
+
+    ``gave_up`` tells of (epoch, step) whether the run has begun again before it: such a state goes too, since
+    nobody may begin from it.
 
     Raises:
         OSError: the disk is full or not writable; the checkpoints before stay.
@@ -49,11 +74,12 @@ def write(directory: Path, run_id: str, stage: int, step: int, image: bytes, man
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob("*.part"):  # by a crash
         left.unlink(missing_ok=True)
-    path = folder / f"step-{step:08d}.safetensors"
+    path = _path(folder, mark).with_suffix(".safetensors")
     described = CheckpointManifest(
         run_id=run_id,
         stage=stage,
-        step=step,
+        epoch=mark[0],
+        step=mark[1],
         bytes=len(image),
         sha256=hashlib.sha256(image).hexdigest(),
         manifest=manifest,
@@ -61,10 +87,23 @@ def write(directory: Path, run_id: str, stage: int, step: int, image: bytes, man
     _replace(path, image)
     _replace(path.with_suffix(".json"), described.model_dump_json().encode())
     _sync_directory(folder)
-    for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
-        old.unlink(missing_ok=True)
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    there = _marks(folder)
+    kept = {mark, *[one for one in there if not gave_up(*one)][:KEPT]}
+    for old in set(there) - kept:
+        _path(folder, old).unlink(missing_ok=True)
+        _path(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
     return path
+
+
+def _path(folder: Path, mark: Mark) -> Path:
+    """The manifest's file."""
+    return folder / f"epoch-{mark[0]:03d}-step-{mark[1]:08d}.json"
+
+
+def _marks(folder: Path) -> list[Mark]:
+    """What the names of the manifests say, the newest first."""
+    names = map(_NAME.fullmatch, (path.stem for path in folder.glob("epoch-*.json")))
+    return sorted(((int(name[1]), int(name[2])) for name in names if name), reverse=True)
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -87,28 +126,31 @@ def _sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def listed(directory: Path, run_id: str, stage: int) -> tuple[tuple[int, str], ...]:
-    """(step, SHA-256) of each checkpoint of a stage that seems whole, newest first; images are not read."""
+def listed(directory: Path, run_id: str, stage: int) -> tuple[tuple[int, int, str], ...]:
+    """(epoch, step, SHA-256) of each checkpoint of a stage that seems whole, the newest first; images are not
+    read."""
+    folder = _folder(directory, stage)
     found = []
-    for path in sorted(_folder(directory, stage).glob("step-*.json"), reverse=True)[:KEPT]:
+    for mark in _marks(folder):
         try:
-            described = _described(path, run_id, stage)
+            described = _described(_path(folder, mark), run_id, stage)
         except CheckpointError:
             continue
-        found.append((described.step, described.sha256))
+        found.append((described.epoch, described.step, described.sha256))
     return tuple(found)
 
 
-def at_step(directory: Path, run_id: str, stage: int, step: int) -> tuple[CheckpointManifest, bytes]:
-    """The checkpoint of ``step``. Raises CheckpointError."""
-    return read(_folder(directory, stage) / f"step-{step:08d}.json", run_id, stage)
+def at(directory: Path, run_id: str, stage: int, mark: Mark) -> tuple[CheckpointManifest, bytes]:
+    """The checkpoint of ``mark``. Raises CheckpointError."""
+    return read(_path(_folder(directory, stage), mark), run_id, stage)
 
 
 def newest(directory: Path, run_id: str, stage: int) -> tuple[CheckpointManifest, bytes] | None:
     """The newest checkpoint of a stage whose bytes hash to what its manifest says; None without one."""
-    for path in sorted(_folder(directory, stage).glob("step-*.json"), reverse=True):
+    folder = _folder(directory, stage)
+    for mark in _marks(folder):
         try:
-            return read(path, run_id, stage)
+            return read(_path(folder, mark), run_id, stage)
         except CheckpointError:
             continue
     return None

@@ -21,7 +21,7 @@ from peer.core import Core, CoreOptions
 from peer.emulated_links import EmulatedTransport
 from peer.emulation import AnyEvents, Emulation, EmulationSettings
 from peer.epochs import Epochs
-from peer.keeper import Keeper
+from peer.keeper import NONE, Keeper
 from peer.neighbour import LivenessLimits
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
 from peer.usage import Usage
@@ -135,8 +135,8 @@ class Daemon:
         self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
-        self._kept = -1
-        """The step of the last checkpoint that was begun."""
+        self._kept = NONE
+        """Of the last checkpoint that was begun."""
         self._usage: Usage | None = None
         self._p2pd_pid = 0
         self._core: Core | None = None
@@ -277,11 +277,9 @@ class Daemon:
     ) -> None:
         epochs = Epochs(core, self._keeper, self._clock, events=self._events, report=self._report)
         await self._learn(core, directory, transport)
-        if place.founding:
-            await epochs.begin(place.genesis)
-        else:
+        await epochs.start(place.genesis, founding=place.founding)
+        if not place.founding:
             contacts = {p.peer for p in await directory.peers() if p.state == "active"}
-            core.context.epoch = place.genesis.epoch
             core.join(contacts - {self._me.peer})
         await self._announcer.publish(directory)
         published_s = learned_s = self._clock.now()
@@ -339,12 +337,13 @@ class Daemon:
 
     def _keep(self, core: Core) -> None:
         """Take the image between two steps; it is written off the compute thread."""
-        context, step = core.context, core.context.step
-        if step <= self._kept:
+        context = core.context
+        mark = (context.epoch, context.step)
+        if mark <= self._kept:
             return
-        self._kept = step
-        write = partial(self._keeper.write, context.stage, step)
-        context.worker.submit(TaskKind.SYNC, (step,), context.backend.state_image, write)
+        self._kept = mark
+        write = partial(self._keeper.write, context.stage, mark)
+        context.worker.submit(TaskKind.SYNC, (context.step,), context.backend.state_image, write)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
@@ -356,7 +355,7 @@ class Daemon:
         """Finish what is held, say goodbye, and let the directory know."""
         context = core.context
         if core.finished:
-            await self._until(lambda: self._keeper.step >= context.step and core.others_finished(), LINGER_S)
+            await self._until(lambda: self._written(core) and core.others_finished(), LINGER_S)
             self._report(f"the run is finished: {context.step} steps")
         elif context.active:
             self._report("leaving at the end of this step; Ctrl-C again leaves now")
@@ -364,9 +363,12 @@ class Daemon:
             await self._until(lambda: core.left, DRAIN_S)
             if core.left:
                 self._keep(core)
-                await self._until(lambda: self._keeper.step >= context.step, LINGER_S)
+                await self._until(lambda: self._written(core), LINGER_S)
         core.leave()
         await self._announcer.publish(directory)
+
+    def _written(self, core: Core) -> bool:
+        return self._keeper.newest >= (core.context.epoch, core.context.step)
 
     async def _until(self, holds: Callable[[], bool], limit_s: float) -> None:
         end_s = self._clock.now() + limit_s

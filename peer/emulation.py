@@ -174,10 +174,10 @@ class Emulation:
     def store(self, write: Callable[..., Path]) -> Callable[..., Path]:
         """The call that writes a checkpoint, which fails while the disk is full."""
 
-        def stored(*args: Any) -> Path:
+        def stored(*args: Any, **keywords: Any) -> Path:
             if self._clock.now() < self._full_until_s:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write(*args)
+            return write(*args, **keywords)
 
         return stored
 

@@ -19,6 +19,8 @@ from swarm.records import Genesis
 
 EPOCH_S = 2.0
 """Between two looks for a new epoch, by a peer that cannot go on in its own."""
+RIVAL_S = 30.0
+"""Between two looks by one that can: its beginning may be one of two that were signed for the same epoch."""
 
 
 class Epochs:
@@ -39,6 +41,8 @@ class Epochs:
         self._events = events
         self._report = report
         self._looked_s = clock.now()
+        self._genesis: Genesis | None = None
+        """That this peer's history goes back to, as far as it knows."""
 
     @property
     def _needed(self) -> bool:
@@ -48,12 +52,14 @@ class Epochs:
             core.joiner is not None
             or core.agreement.without_majority_s > WAITING_S
             or core.newest_epoch > core.context.epoch
+            or self._genesis is None
+            or self._genesis.epoch < core.context.epoch
         )
 
     async def review(self, directory: Directory) -> None:
         """Begin again with the others if a new epoch was signed."""
         now = self._clock.now()
-        if now - self._looked_s < EPOCH_S or not self._needed:
+        if now - self._looked_s < (EPOCH_S if self._needed else RIVAL_S):
             return
         self._looked_s = now
         try:
@@ -61,21 +67,57 @@ class Epochs:
         except DirectoryError as error:
             self._events.emit("directory", reason=str(error))
             return
-        if genesis is not None and genesis.epoch > self._core.context.epoch:
+        if genesis is not None:
+            await self.heard(genesis)
+
+    async def heard(self, genesis: Genesis) -> None:
+        """Follow the researcher's word if it supersedes that by which this peer trains."""
+        epoch, before = self._core.context.epoch, self._genesis
+        if not genesis.supersedes(before):
+            return
+        self._genesis = genesis
+        self._keeper.learn(genesis)
+        if genesis.epoch > epoch:
             await self._follow(genesis)
+        elif genesis.epoch == epoch and before is not None and before.epoch == epoch:
+            await self._yield_to(genesis)
+
+    async def _yield_to(self, rival: Genesis) -> None:
+        """Two nodes have signed this epoch, and we began the one that all give up: what was made in it must
+        not come into the other, so not even its members take their places there."""
+        context = self._core.context
+        if not context.active and self._place_in(rival) == context.incarnation:
+            await self.begin(rival)  # we have made nothing yet
+            return
+        self._report(f"epoch {rival.epoch} was begun twice; coming in anew where it goes on")
+        self._core.leave_epoch(rival.members, rival.epoch)
+
+    def _place_in(self, genesis: Genesis) -> int | None:
+        """The life of ours that it names."""
+        context = self._core.context
+        places = (o for o in genesis.members if o.peer == context.me and o.stage == context.stage)
+        return next((member.incarnation for member in places), None)
 
     async def _follow(self, genesis: Genesis) -> None:
         core, context = self._core, self._core.context
-        mine = next((o for o in genesis.members if o.peer == context.me and o.stage == context.stage), None)
-        if mine is None:
+        life = self._place_in(genesis)
+        if life is None:
             self._report(f"the run goes on in epoch {genesis.epoch} without this peer; coming in anew")
             core.leave_epoch(genesis.members, genesis.epoch)
             return
         self._report(f"the run goes on from step {genesis.step} (epoch {genesis.epoch})")
-        if mine.incarnation == context.incarnation and not context.active:
+        if life == context.incarnation and not context.active:
             await self.begin(genesis)
         elif not core.begin_again(genesis.members, epoch=genesis.epoch, step=genesis.step):
             core.leave_epoch(genesis.members, genesis.epoch)
+
+    async def start(self, genesis: Genesis, *, founding: bool) -> None:
+        """The run's newest word when this life begins; ``founding``: it names us."""
+        self._genesis = genesis
+        self._keeper.learn(genesis)
+        self._core.context.epoch = genesis.epoch
+        if founding:
+            await self.begin(genesis)
 
     async def begin(self, genesis: Genesis) -> None:
         """Be one of the members that begin ``genesis.step``, with the parameters of our checkpoint."""

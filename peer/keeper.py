@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from peer import checkpoint
+from peer.checkpoint import CheckpointError, Mark
 from peer.restore import Disk
 from swarm.events import EventLog
 from swarm.manifest import Manifest
+from swarm.records import Genesis
+
+NONE: Mark = (-1, -1)
+"""Before every mark."""
 
 
 class Keeper:
@@ -27,49 +33,72 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self.store = checkpoint.write
         """Emulation puts a full disk here."""
-        self.step = -1
-        """Of the last one that this life has written."""
+        self.newest = NONE
+        """Of the checkpoints that this life has written; a later epoch's is the newer at any step."""
+        self.genesis: Genesis | None = None
+        """The newest that is known: it says which states were given up."""
+
+    def learn(self, genesis: Genesis) -> None:
+        """The run has begun, or begun again, by this."""
+        if genesis.supersedes(self.genesis):
+            self.genesis = genesis
+
+    def _gave_up(self, epoch: int, step: int) -> bool:
+        return self.genesis is not None and self.genesis.gave_up(epoch, step)
 
     def newest_stage(self) -> int | None:
         """The stage of the newest checkpoint; None without any."""
         found = [
-            (listed[0][0], stage)
+            (listed[0][:2], stage)
             for stage in range(len(self._manifest.stages))
             if (listed := self.listed(stage))
         ]
         return max(found)[1] if found else None
 
-    def listed(self, stage: int) -> tuple[tuple[int, str], ...]:
-        """(step, SHA-256) of each checkpoint of ``stage``, the newest first."""
-        return checkpoint.listed(self._folder, self._manifest.run_id, stage)
+    def listed(self, stage: int) -> tuple[tuple[int, int, str], ...]:
+        """(epoch, step, SHA-256) of each checkpoint of ``stage`` that counts, the newest first."""
+        found = checkpoint.listed(self._folder, self._manifest.run_id, stage)
+        return tuple(one for one in found if not self._gave_up(*one[:2]))[: checkpoint.KEPT]
 
     def read(self, stage: int, step: int) -> tuple[str, bytes]:
-        """(SHA-256, image). Raises CheckpointError."""
-        described, image = checkpoint.at_step(self._folder, self._manifest.run_id, stage, step)
+        """(SHA-256, image) of ``step`` in the history that counts. Raises CheckpointError."""
+        mark = next((one[:2] for one in self.listed(stage) if one[1] == step), None)
+        if mark is None:
+            raise CheckpointError(f"{self._folder}: no usable checkpoint of step {step} any more")
+        described, image = checkpoint.at(self._folder, self._manifest.run_id, stage, mark)
         return described.sha256, image
 
     def disk(self, stage: int) -> Disk:
         """The newest checkpoint of ``stage``, for a stage that nobody else holds any more."""
-        folder, run_id = self._folder, self._manifest.run_id
 
         def read() -> bytes:
-            found = checkpoint.newest(folder, run_id, stage)
-            if found is None:
-                raise checkpoint.CheckpointError(f"{folder}: no usable checkpoint of stage {stage} any more")
-            return found[1]
+            for _, step, _ in self.listed(stage):
+                with contextlib.suppress(CheckpointError):
+                    return self.read(stage, step)[1]
+            raise CheckpointError(f"{self._folder}: no usable checkpoint of stage {stage} any more")
 
-        return Disk(lambda: next((step for step, _ in self.listed(stage)), None), read)
+        return Disk(lambda: next((step for _, step, _ in self.listed(stage)), None), read)
 
-    def write(self, stage: int, step: int, image: bytes) -> None:
+    def write(self, stage: int, mark: Mark, image: bytes) -> None:
         """Keep a state, in a thread of its own. A full disk costs this checkpoint and nothing else."""
-        task = asyncio.get_running_loop().create_task(self._write(stage, step, image))
+        task = asyncio.get_running_loop().create_task(self._write(stage, mark, image))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _write(self, stage: int, step: int, image: bytes) -> None:
+    async def _write(self, stage: int, mark: Mark, image: bytes) -> None:
         manifest = self._manifest
         described = manifest.canonical.decode("ascii")
-        write = partial(self.store, self._folder, manifest.run_id, stage, step, image, described)
+        write = partial(
+            self.store,
+            self._folder,
+            manifest.run_id,
+            stage,
+            mark,
+            image,
+            described,
+            gave_up=self._gave_up,
+        )
+        epoch, step = mark
         async with self._writing:
             try:
                 path = await asyncio.get_running_loop().run_in_executor(None, write)
@@ -77,5 +106,5 @@ class Keeper:
                 self._events.emit("checkpoint_failed", step=step, reason=str(error.strerror))
                 self._report(f"checkpoint not written: {error.strerror}; free space in {self._folder}")
                 return
-        self.step = step
-        self._events.emit("checkpoint", step=step, path=str(path))
+        self.newest = max(self.newest, mark)
+        self._events.emit("checkpoint", epoch=epoch, step=step, path=str(path))

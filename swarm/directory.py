@@ -224,10 +224,10 @@ class Directory:
         return None
 
     async def genesis(self) -> Genesis | None:
-        """The membership of the newest epoch that we have ever read, verified; None when there is none."""
+        """The membership that supersedes all others that we have ever read, verified; None without any."""
         for envelope in await self._read([dht_key(self.run_id, "genesis")]):
             genesis = cast(GenesisRecord, envelope.record).genesis
-            if self._genesis is None or genesis.epoch > self._genesis.epoch:
+            if genesis.supersedes(self._genesis):
                 self._genesis = genesis
         return self._genesis
 

@@ -7,6 +7,7 @@ part of a record can be moved to another key, run, owner or time. Nothing here k
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from typing import Annotated, Literal
@@ -24,7 +25,9 @@ MAX_AHEAD_S = 120.0
 """A record may not expire later than this from now: a lasting one would freeze its key for everybody."""
 
 _RECORD_PREFIX = b"skipswarm record 1\n"
-_GENESIS_PREFIX = b"skipswarm genesis 2\n"
+_GENESIS_PREFIX = b"skipswarm genesis 3\n"
+MAX_BEGINNINGS = 256
+"""Earlier beginnings that a genesis remembers; of more, the oldest are forgotten."""
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
 Text = Annotated[str, Field(max_length=64)]
@@ -58,6 +61,8 @@ class PeerRecord(Record):
     step: Step
     state: Literal["joining", "active", "waiting", "leaving"]
     """``waiting``: an active member that sees no majority, and can go on only in a new epoch."""
+    epoch: Count = 0
+    """The epoch that ``step`` is of."""
     forward_s: Rate = 0.0
     backward_s: Rate = 0.0
     memory_slots: Count = 0
@@ -67,8 +72,8 @@ class PeerRecord(Record):
     software: Text = ""
     digest: Digest = ""
     """SHA-256 of the stage's parameters at ``step``, in hex; empty when not known."""
-    checkpoints: Annotated[tuple[tuple[Step, Digest], ...], Field(max_length=8)] = ()
-    """(step, SHA-256 of the image) of the states of ``stage`` that the peer could begin from."""
+    checkpoints: Annotated[tuple[tuple[Count, Step, Digest], ...], Field(max_length=8)] = ()
+    """(epoch, step, SHA-256 of the image) of the states of ``stage`` that the peer could begin from."""
 
 
 class ProgressRecord(Record):
@@ -118,23 +123,61 @@ class Genesis(_Model):
     manifest: Annotated[str, Field(max_length=MAX_MANIFEST_BYTES)]
     epoch: Count = 0
     step: Step = 0
+    began: Annotated[tuple[tuple[Count, Step], ...], Field(max_length=MAX_BEGINNINGS)] = ()
+    """(epoch, step) of the earlier beginnings that lie before ``step``, in order."""
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
     signature: Signature
 
     @classmethod
     def sign(
-        cls, manifest: Manifest, members: tuple[Member, ...], key: Identity, *, epoch: int = 0, step: int = 0
+        cls,
+        manifest: Manifest,
+        members: tuple[Member, ...],
+        key: Identity,
+        *,
+        epoch: int = 0,
+        step: int = 0,
+        before: Genesis | None = None,
     ) -> Genesis:
-        """The researcher's word on ``members``, which are put in order of (stage, peer)."""
+        """The researcher's word on ``members``, which are put in order of (stage, peer).
+
+        ``before``: the genesis of the epoch before, if it is known.
+        """
         members = tuple(sorted(members, key=lambda member: (member.stage, member.peer)))
-        signature = key.sign(_genesis_bytes(manifest.run_id, epoch, step, members))
+        earlier = before.beginnings if before is not None else ()
+        # One that lies after this step gives up nothing that this one does not give up too.
+        began = tuple(one for one in earlier if one[1] < step)[-MAX_BEGINNINGS:]
+        signature = key.sign(_genesis_bytes(manifest.run_id, epoch, step, began, members))
         return cls(
             manifest=manifest.canonical.decode("ascii"),
             epoch=epoch,
             step=step,
+            began=began,
             members=members,
             signature=signature.hex(),
         )
+
+    @property
+    def beginnings(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, step) of this beginning and of those before it."""
+        return (*self.began, (self.epoch, self.step))
+
+    def gave_up(self, epoch: int, step: int) -> bool:
+        """Is the state of ``step`` in ``epoch`` no part of the run any more, since a later epoch began before
+        it? The state that an epoch began from stays one."""
+        return any(epoch < later and step > at for later, at in self.beginnings)
+
+    def supersedes(self, other: Genesis | None) -> bool:
+        """Does everybody who has read both follow this one? The later epoch; two nodes of the researcher may
+        have signed one each for the same, of which the lesser hash goes on."""
+        if other is None or self.epoch != other.epoch:
+            return other is None or self.epoch > other.epoch
+        return self._hash < other._hash
+
+    @property
+    def _hash(self) -> bytes:
+        signed = _genesis_bytes("", self.epoch, self.step, self.began, self.members)
+        return hashlib.sha256(signed).digest()
 
     def verify(self, run_id: str) -> Manifest:
         """The run's manifest, once it and the researcher's signature hold. Raises ``RecordError``."""
@@ -145,7 +188,7 @@ class Genesis(_Model):
         if manifest.run_id != run_id:
             raise RecordError("manifest is not the run's")
         signer = peer_id_of(bytes.fromhex(manifest.researcher))
-        signed = _genesis_bytes(run_id, self.epoch, self.step, self.members)
+        signed = _genesis_bytes(run_id, self.epoch, self.step, self.began, self.members)
         if not verify(signer, signed, bytes.fromhex(self.signature)):
             raise RecordError("not the researcher's signature")
         if any(member.stage >= len(manifest.stages) for member in self.members):
@@ -153,9 +196,15 @@ class Genesis(_Model):
         return manifest
 
 
-def _genesis_bytes(run_id: str, epoch: int, step: int, members: tuple[Member, ...]) -> bytes:
+def _genesis_bytes(
+    run_id: str,
+    epoch: int,
+    step: int,
+    began: tuple[tuple[int, int], ...],
+    members: tuple[Member, ...],
+) -> bytes:
     rows = [member.model_dump(mode="json") for member in members]
-    document = {"epoch": epoch, "members": rows, "run": run_id, "step": step}
+    document = {"began": began, "epoch": epoch, "members": rows, "run": run_id, "step": step}
     return _GENESIS_PREFIX + json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 

@@ -78,8 +78,9 @@ class Directory(Event):
 
 
 class Checkpoint(Event):
-    """The stage's state before ``step`` is on disk."""
+    """The stage's state before ``step`` of ``epoch`` is on disk."""
 
+    epoch: Count
     step: Count
     path: Text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bootstrap.epochs import QUIET_S, Beginning, beginning
+from bootstrap.known import Known
 from bootstrap.simulation.swarm import SimSwarm
 from peer.announce import WAITING_S
 from swarm.messages import Member
@@ -24,6 +25,7 @@ def records(swarm: SimSwarm, seen: list[str]) -> list[PeerRecord]:
                 peer=name,
                 stage=core.context.stage,
                 step=core.context.step,
+                epoch=core.context.epoch,
                 state=state,  # type: ignore[arg-type]
                 incarnation=core.context.incarnation,
             )
@@ -34,7 +36,14 @@ def records(swarm: SimSwarm, seen: list[str]) -> list[PeerRecord]:
 def begin_again(swarm: SimSwarm, seen: list[str], epoch: int = 1) -> tuple[Member, ...]:
     """The node signs; those whom it names begin, the others that see it come in anew."""
     stages = swarm.rules.stages
-    result = beginning(records(swarm, seen), stages=stages, start_replicas=1, begun=True, quiet_s=QUIET_S)
+    result = beginning(
+        records(swarm, seen),
+        stages=stages,
+        start_replicas=1,
+        begun=True,
+        quiet_s=QUIET_S,
+        known=Known(swarm.rules.total_steps),
+    )
     assert isinstance(result, Beginning), result
     swarm.new_epoch(result.step, result.members)
     named = {member.peer for member in result.members}

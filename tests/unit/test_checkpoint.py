@@ -15,8 +15,12 @@ from peer import checkpoint
 RUN = "ab" * 32
 
 
-def write(folder: Path, step: int, image: bytes = b"state") -> Path:
-    return checkpoint.write(folder, RUN, 2, step, image, "{}")
+def write(folder: Path, step: int, image: bytes = b"state", epoch: int = 0, **keywords: Any) -> Path:
+    return checkpoint.write(folder, RUN, 2, (epoch, step), image, "{}", **keywords)
+
+
+def marks(folder: Path) -> list[tuple[int, int]]:
+    return [(epoch, step) for epoch, step, _ in checkpoint.listed(folder, RUN, 2)]
 
 
 def test_the_newest_comes_back_and_old_ones_go(tmp_path: Path) -> None:
@@ -27,6 +31,30 @@ def test_the_newest_comes_back_and_old_ones_go(tmp_path: Path) -> None:
     assert (found[0].step, found[1]) == (5, b"state 5")
     assert len(list(tmp_path.rglob("*.safetensors"))) == checkpoint.KEPT
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_state_of_a_later_epoch_is_newer_whatever_its_step(tmp_path: Path) -> None:
+    for step in (130, 140, 150):
+        write(tmp_path, step)
+    write(tmp_path, 110, b"again", epoch=1)
+    assert marks(tmp_path) == [(1, 110), (0, 150), (0, 140)]
+    found = checkpoint.newest(tmp_path, RUN, 2)
+    assert found is not None
+    assert (found[0].mark, found[1]) == ((1, 110), b"again")
+
+
+def test_what_the_new_epoch_gave_up_goes_and_what_it_began_from_stays(tmp_path: Path) -> None:
+    for step in (100, 110, 150):
+        write(tmp_path, step)
+    write(tmp_path, 110, b"again", epoch=1, gave_up=lambda epoch, step: epoch < 1 and step > 100)
+    assert marks(tmp_path) == [(1, 110), (0, 100)]
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_epochs_and_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for epoch, step in ((2, 99_999_999), (2, 100_000_000), (999, 1), (1000, 1)):
+        write(tmp_path, step, epoch=epoch)
+    assert marks(tmp_path) == [(1000, 1), (999, 1), (2, 100_000_000)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"stat", b"stAte", b"state and more"])
@@ -89,10 +117,10 @@ def test_a_crash_at_any_point_of_writing_leaves_a_whole_checkpoint(tmp_path: Pat
     assert found is not None
     assert found[0].step == (2 if number == 7 else 1)
     assert found[1] == b"state"
-    assert checkpoint.listed(tmp_path, RUN, 2)[0][0] == found[0].step
+    assert marks(tmp_path)[0] == (0, found[0].step)
     write(tmp_path, 3)  # and the next one clears away what the crash left
     assert not list(tmp_path.rglob("*.part"))
-    assert checkpoint.listed(tmp_path, RUN, 2)[0][0] == 3
+    assert marks(tmp_path)[0] == (0, 3)
 
 
 def test_another_runs_or_stages_checkpoint_is_refused(tmp_path: Path) -> None:

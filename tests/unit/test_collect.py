@@ -33,12 +33,18 @@ def runtime_at(manifest: Manifest, stage: int, step: int) -> StageRuntime:
 
 
 def save(
-    folder: Path, manifest: Manifest, stage: int, step: int, runtime: StageRuntime | None = None
+    folder: Path,
+    manifest: Manifest,
+    stage: int,
+    step: int,
+    runtime: StageRuntime | None = None,
+    *,
+    epoch: int = 0,
 ) -> Path:
     """What the daemon of a peer writes into its ``--dir``; the path of the image."""
     image = (runtime or runtime_at(manifest, stage, step)).state_image()
     text = manifest.canonical.decode("ascii")
-    return write(folder / "checkpoints", manifest.run_id, stage, step, image, text)
+    return write(folder / "checkpoints", manifest.run_id, stage, (epoch, step), image, text)
 
 
 def expected(step: int) -> dict[str, Tensor]:
@@ -87,7 +93,7 @@ def test_a_damaged_image_gives_way_to_a_replica(tmp_path: Path) -> None:
     for stage in STAGES:
         save(tmp_path / "a", MANIFEST, stage, 1)
     save(tmp_path / "b", MANIFEST, 2, 1)
-    damaged = tmp_path / "a" / "checkpoints" / "stage-002" / "step-00000001.safetensors"
+    damaged = tmp_path / "a" / "checkpoints" / "stage-002" / "epoch-000-step-00000001.safetensors"
     corrupt(damaged)
     collected = collect([tmp_path])
     assert_same(collected.parameters, expected(1))
@@ -103,7 +109,7 @@ def test_a_damaged_image_without_a_replica_gives_way_to_an_older_step(tmp_path: 
     collected = collect([tmp_path])
     assert collected.step == 1
     assert_same(collected.parameters, expected(1))
-    corrupt(newest.with_name("step-00000001.safetensors"))
+    corrupt(newest.with_name("epoch-000-step-00000001.safetensors"))
     with pytest.raises(CollectError, match=r"no step of which every stage has a sound checkpoint.*digest"):
         collect([tmp_path])
 
@@ -154,7 +160,7 @@ def test_an_absurd_size_is_not_read(tmp_path: Path) -> None:
 def test_nonsense_is_passed_over(tmp_path: Path, text: str) -> None:
     for stage in STAGES:
         save(tmp_path, MANIFEST, stage, 1)
-    (tmp_path / "checkpoints" / "stage-000" / "step-00000009.json").write_text(text)
+    (tmp_path / "checkpoints" / "stage-000" / "epoch-000-step-00000009.json").write_text(text)
     collected = collect([tmp_path])
     assert collected.step == 1
     assert len(collected.notes) == 1
@@ -167,6 +173,20 @@ def test_two_runs_are_no_model(tmp_path: Path) -> None:
     save(tmp_path / "b", small_manifest(seed=8), 0, 1)
     with pytest.raises(CollectError, match="checkpoints of 2 runs"):
         collect([tmp_path])
+
+
+def test_of_two_histories_the_later_epochs_model_is_taken_and_none_of_both(tmp_path: Path) -> None:
+    """Epoch 1 began again before what epoch 0 had come to."""
+    for stage in STAGES:
+        save(tmp_path / str(stage), MANIFEST, stage, 2)
+        save(tmp_path / str(stage), MANIFEST, stage, 1, epoch=1)
+    save(tmp_path / "0", MANIFEST, 0, 3, epoch=1)
+    for stage in STAGES[1:]:
+        save(tmp_path / str(stage), MANIFEST, stage, 3)
+    assert collect([tmp_path]).step == 1
+    assert collect([tmp_path], step=2).step == 2
+    with pytest.raises(CollectError, match="step 3 is not one"):
+        collect([tmp_path], step=3)
 
 
 def test_unequal_steps_are_no_model(tmp_path: Path) -> None:

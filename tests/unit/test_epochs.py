@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bootstrap.epochs import PATIENCE_S, QUIET_S, RUNNING, Beginning, beginning
+from bootstrap.known import Known
 from swarm.messages import Member
 from swarm.records import PeerRecord
 
@@ -19,12 +20,17 @@ def record(peer: str, stage: int, state: str = "joining", step: int = 0, **field
     )
 
 
-def holds(*steps: int, digest: str = "d") -> dict[str, Any]:
-    return {"checkpoints": tuple((step, digest) for step in steps)}
+def holds(*steps: int, digest: str = "d", epoch: int = 0) -> dict[str, Any]:
+    return {"checkpoints": tuple((epoch, step, digest) for step in steps)}
 
 
-def ask(peers: list[PeerRecord], *, begun: bool = True, quiet_s: float = 1000.0) -> Beginning | str:
-    return beginning(peers, stages=STAGES, start_replicas=2, begun=begun, quiet_s=quiet_s)
+NOTHING = Known(total_steps=10_000)
+
+
+def ask(
+    peers: list[PeerRecord], *, begun: bool = True, quiet_s: float = 1000.0, known: Known = NOTHING
+) -> Beginning | str:
+    return beginning(peers, stages=STAGES, start_replicas=2, begun=begun, quiet_s=quiet_s, known=known)
 
 
 WHOLE = [record("a", 0), record("b", 0), record("c", 1), record("d", 1)]
@@ -78,9 +84,9 @@ def test_replicas_with_another_image_come_in_as_newcomers() -> None:
 
 def test_a_stage_without_a_checkpoint_is_waited_for_rather_than_all_work_lost() -> None:
     peers = [record("a", 0, **holds(20)), record("b", 0), record("c", 1), record("d", 1)]
-    assert ask(peers) == "a checkpoint of stage 1"
+    assert ask(peers, quiet_s=PATIENCE_S - 1) == "a checkpoint of stage 1"
     apart = [record("a", 0, **holds(20)), record("b", 0), record("c", 1, **holds(10)), record("d", 1)]
-    assert ask(apart) == "checkpoints of one step in every stage"
+    assert ask(apart, quiet_s=PATIENCE_S - 1) == "checkpoints of one step in every stage"
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_at_its_first_step() -> None:
@@ -106,3 +112,13 @@ def test_survivors_without_a_majority_go_on_in_a_new_life_where_the_newest_of_th
 
 def test_without_an_origin_survivors_wait_on() -> None:
     assert ask([record("c", 1, "waiting", 9), record("d", 1, "waiting", 9)]) == "a peer of stage 0"
+
+
+def test_a_state_of_every_stage_is_not_waited_for_for_ever() -> None:
+    """Whoever lacks one comes in as a newcomer and founds its stage."""
+    peers = [record("a", 0, **holds(20)), record("b", 0), record("c", 1), record("d", 1)]
+    assert names(ask(peers, quiet_s=PATIENCE_S)) == (20, ["a"])
+    apart = [record("a", 0, **holds(20)), record("b", 0), record("c", 1, **holds(10)), record("d", 1)]
+    assert names(ask(apart)) == (20, ["a"])
+    without_stage_0 = [record("a", 0), record("b", 0), record("c", 1, **holds(10)), record("d", 1)]
+    assert ask(without_stage_0) == "a checkpoint of stage 0"
