@@ -139,9 +139,8 @@ def why(timeline: Timeline, step: int, index: int) -> Why:
             f"no log names microbatch {index} of step {step}; skipswarm events summary shows what there is"
         )
     begin_s = (starts or entries)[0].at_s
-    path, commit = _outcome(timeline, entries, step, index)
+    path, attempt, commit = _outcome(timeline, entries, step, index)
     end_s = max(begin_s, commit.at_s if commit is not None else entries[-1].at_s)
-    attempt = commit.event.attempt if commit is not None and isinstance(commit.event, Committed) else None
     busy = _tasks(entries, attempt, path)
     slices = _merged(_slices(begin_s, end_s, busy, _marks(entries)))
     spent: dict[What, float] = {"compute": 0.0, "queue": 0.0, "transfer": 0.0, "waiting": 0.0}
@@ -150,7 +149,7 @@ def why(timeline: Timeline, step: int, index: int) -> Why:
     return Why(
         step=step,
         index=index,
-        committed=commit is not None,
+        committed=attempt is not None,
         total_s=end_s - begin_s,
         spent_s=spent,
         slices=slices,
@@ -164,17 +163,18 @@ def why(timeline: Timeline, step: int, index: int) -> Why:
 
 def _outcome(
     timeline: Timeline, entries: list[Entry], step: int, index: int
-) -> tuple[list[str], Entry | None]:
-    """(path that counts, the commit): as the last close of the step has it, else as an origin said."""
+) -> tuple[list[str], int | None, Entry | None]:
+    """(path and attempt that count, the commit): as the last close of the step has it, else as an origin
+    said."""
     commits = [entry for entry in entries if isinstance(entry.event, Committed)]
     closes = [e.event for e in timeline.entries if isinstance(e.event, Closed) and e.event.step == step]
     for counted in closes[-1].counted if closes else ():
         if counted[0] == index:
             named = [c for c in commits if isinstance(c.event, Committed) and c.event.attempt == counted[1]]
-            return counted[3], named[0] if named else None
+            return counted[3], counted[1], named[0] if named else None
     if commits and isinstance(commits[-1].event, Committed):
-        return commits[-1].event.path, commits[-1]
-    return [], None
+        return commits[-1].event.path, commits[-1].event.attempt, commits[-1]
+    return [], None, None
 
 
 def _tasks(entries: list[Entry], attempt: int | None, path: list[str]) -> list[_Busy]:

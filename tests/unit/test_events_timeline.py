@@ -231,6 +231,18 @@ def test_a_peer_that_woke_later_did_not_compute_after_it_was_given_up(scribe: Sc
     assert answer.reroutes[0].instead == "2:c"
 
 
+def test_what_a_close_counts_is_committed_though_its_origins_log_is_not_there(scribe: Scribe) -> None:
+    scribe.task("b", 2.0, "forward", 1.0)
+    scribe.task("b", 4.0, "backward", 1.0)
+    scribe.tell("c", 6.0, "closed", step=0, counted=[[0, 0, "z", ["0:z", "1:b"], 9]], members=["0:z"])
+    answer = why(merge(scribe.folder), 0, 0)
+    assert (answer.committed, answer.attempt, answer.total_s) == (True, 0, 2.0)
+    assert [(work.peer, work.forward_s, work.weight_s) for work in answer.counted] == [
+        ("z", None, None),
+        ("b", 1.0, None),
+    ]
+
+
 # -- in numbers --------------------------------------------------------------------------------------------
 
 
