@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any
 
 from bootstrap.create import create_run, example_toml
-from bootstrap.faults.control import pause, write_settings
+from bootstrap.faults.control import children_of, pause, write_settings
 from bootstrap.local import LocalSwarm
 from bootstrap.progress import Event, Tail
+from peer.usage import process_cpu_s
 from swarm.clock import LoopClock
 from swarm.manifest import Manifest
 
@@ -35,12 +36,14 @@ class SwarmRun:
     """A local swarm in a temporary folder, its peers ``peerN`` in stage N modulo the stages.
 
     An async context manager: all founders are started. ``events``: (name, event) as ``look`` has read them.
-    ``settings``: of each peer's emulation.
+    ``settings``: of the emulation of a stage's peers.
     """
 
-    def __init__(self, manifest: str, peers: int, *, settings: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, manifest: str, peers: int, *, settings: Callable[[int], dict[str, Any]] = lambda stage: {}
+    ) -> None:
         self._text = manifest
-        self._settings = settings or {}
+        self._settings = settings
         self._folder = tempfile.TemporaryDirectory(prefix="skipswarm-run-")
         self.directory = Path(self._folder.name)
         self.clock = LoopClock()
@@ -82,7 +85,7 @@ class SwarmRun:
 
     def start(self, name: str, stage: int) -> None:
         """A peer, for the first time or again."""
-        settings = write_settings(self.directory, name, **self._settings)
+        settings = write_settings(self.directory, name, **self._settings(stage))
         self.swarm.start_peer(name, join=self._join, stage=stage, emulate=settings)
         self._tails.setdefault(name, Tail(self.swarm.events_path(name)))
 
@@ -117,6 +120,14 @@ class SwarmRun:
                 last = "; ".join(f"{p.name}: {p.last_line()}" for p in self.swarm.processes.values())
                 raise RuntimeError(f"the swarm did not get there in {limit_s:.0f} s ({last})")
             await pause(self.clock, LOOK_S)
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all peers that live and their p2pds, so far."""
+        total = 0.0
+        for process in self.swarm.living_peers():
+            pids = [process.pid, *children_of(process.pid)]
+            total += sum(process_cpu_s(pid) for pid in pids if pid is not None)
+        return total
 
     async def settled(self, steps: int = 3) -> None:
         """Until everybody is a member and has made ``steps`` steps from now on."""

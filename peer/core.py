@@ -548,6 +548,7 @@ class Core:
                 for c in close.counted
             ],
             members=[f"{member.stage}:{member.peer}" for member in close.members],
+            learners=[member.peer for member in close.members if member.learning],
         )
         if not self._counts_on_us(close):
             self._fall_out("the others closed the step without this peer")

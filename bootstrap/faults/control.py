@@ -88,11 +88,15 @@ def shape_of(fault: Drop | Delay | Slow) -> dict[str, Any]:
     return {"do": "shape", "bytes_per_s": fault.bytes_per_s}
 
 
+def children_of(pid: int | None) -> list[int]:
+    """A process's children; none if it lives no more."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def signal_children(pid: int | None, number: signal.Signals) -> None:
     """To a peer's p2pd: a child that nobody but its stopped parent can reap, so its number stays its own."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return
-    for child in children:
-        os.kill(int(child), number)
+    for child in children_of(pid):
+        os.kill(child, number)

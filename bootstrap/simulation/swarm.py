@@ -100,7 +100,8 @@ class SimPeer:
         transport = TappedTransport(swarm, swarm.network.transport(name))
         clock = swarm.network.clock_of(name)
         self.events = ListEvents(swarm.clock)
-        self.executor = SimExecutor(clock, lambda kind: swarm.pace * DURATIONS_S[kind])
+        pace = swarm.pace[stage] if isinstance(swarm.pace, tuple) else swarm.pace
+        self.executor = SimExecutor(clock, lambda kind: pace * DURATIONS_S[kind])
         self.failures: list[Exception] = []
         self.dead = False
         self.core = Core(
@@ -142,7 +143,7 @@ class SimPeer:
 
 class SimSwarm:
     """``replicas[s]`` peers of each stage, all founding members. ``pace``: how long computing takes, as a
-    multiple of ``DURATIONS_S``."""
+    multiple of ``DURATIONS_S``, everywhere or in each stage."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class SimSwarm:
         total_steps: int = 1000,
         memory_slots: int = 8,
         validation_every: int = 0,
-        pace: float = 1.0,
+        pace: float | tuple[float, ...] = 1.0,
         **network: Any,
     ) -> None:
         self.seed = seed

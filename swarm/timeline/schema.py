@@ -236,11 +236,12 @@ class Done(Event):
 
 class Closed(Event):
     """The step's one decision: microbatches that count, as [index, attempt, origin, path, tokens], and the
-    members of the next step."""
+    members of the next step; learners among them take no work yet."""
 
     step: Count
     counted: CountedOf
     members: Members
+    learners: Peers = []
 
 
 class Summed(Event):
