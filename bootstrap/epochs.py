@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bootstrap.known import Known
@@ -88,9 +88,9 @@ def beginning(
     if not states or (not begun and 2 * len(holders) <= len(joining)):
         # None is left; or the run has not begun, and a few only say that it has.
         return Beginning(0, tuple(_member(record) for record in joining)) if joining else "replicas"
-    result = _from_states([s for s in states if s.record.peer in known.former], stages, patient)
+    result = _from_states(states, stages, patient, lambda state: state.record.peer in known.former)
     if isinstance(result, str) and (not known.former or not patient):
-        return _from_states(states, stages, patient)
+        return _from_states(states, stages, patient, lambda state: True)
     return result
 
 
@@ -122,34 +122,43 @@ def _states(joining: list[PeerRecord], survivors: list[PeerRecord], known: Known
         _State((epoch, step), digest, record)
         for record in joining
         for epoch, step, digest in record.checkpoints
-        if known.plausible(epoch, step)
+        if digest and known.plausible(epoch, step)
     ]
     return held + [_State((record.epoch, record.step), "", record) for record in survivors]
 
 
-def _from_states(states: list[_State], stages: int, patient: bool) -> Beginning | str:
+def _from_states(
+    states: list[_State], stages: int, patient: bool, trusted: Callable[[_State], bool]
+) -> Beginning | str:
     """The newest (epoch, step) that every stage can begin from; to the impatient, that most stages can, stage
     0 among them. The others are founded by newcomers (``peer.restore``).
 
-    Replicas of a stage have equal states; where some differ, survivors are taken, else the image that most
-    hold.
+    Those who are trusted choose the step; where a stage has none of them, others that hold it take their
+    place. Replicas of a stage have equal states; where some differ, survivors are taken, else the image that
+    most hold.
     """
-    held: dict[tuple[int, int], dict[int, list[_State]]] = {}
-    for state in states:
-        held.setdefault(state.mark, {}).setdefault(state.record.stage, []).append(state)
-    usable = {mark: by_stage for mark, by_stage in held.items() if 0 in by_stage}
-    mark = max(usable, key=lambda mark: (len(usable[mark]), mark), default=None)
-    if mark is None or (patient and len(usable[mark]) < stages):
+    choice = _by_stage(filter(trusted, states))
+    usable = [mark for mark, by_stage in choice.items() if 0 in by_stage]
+    mark = max(usable, key=lambda mark: (len(choice[mark]), mark), default=None)
+    held = {**_by_stage(states)[mark], **choice[mark]} if mark is not None else {}
+    if mark is None or (patient and len(held) < stages):
         lacking = set(range(stages)) - {state.record.stage for state in states}
         return (
             f"a checkpoint of stage {min(lacking)}" if lacking else "checkpoints of one step in every stage"
         )
     chosen: list[Member] = []
-    for of_stage in usable[mark].values():
+    for _, of_stage in sorted(held.items()):
         digests = Counter(state.digest for state in of_stage)
         best = min(digests, key=lambda digest: (digest != "", -digests[digest], digest))
         chosen += [_begins(state) for state in of_stage if state.digest == best]
     return Beginning(mark[1], tuple(chosen), mark[0])
+
+
+def _by_stage(states: Iterable[_State]) -> dict[tuple[int, int], dict[int, list[_State]]]:
+    held: dict[tuple[int, int], dict[int, list[_State]]] = {}
+    for state in states:
+        held.setdefault(state.mark, {}).setdefault(state.record.stage, []).append(state)
+    return held
 
 
 def _begins(state: _State) -> Member:

@@ -171,7 +171,7 @@ class _Witness:
             # Kept before anybody can hear of it: after a crash here the same members begin.
             self._keep(self._sign(next_one))
             return None
-        if next_one == RUNNING or (begun and not peers):
+        if next_one == RUNNING or (begun and not peers) or now < self._trained_s:
             return None
         return self._count(peers, next_one)
 

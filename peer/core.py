@@ -201,6 +201,7 @@ class Core:
         context.events.emit("founded", epoch=epoch, step=step, members=len(members))
         self._founding = {member.peer for member in members} - {context.me}
         self.liveness.watch({member.peer: member.incarnation for member in members})
+        self.liveness.tell()
         self._patience = context.clock.call_later(FOUNDING_PATIENCE_S, self._begin_founded, True)
         self._begin_founded(False)
 
@@ -227,8 +228,10 @@ class Core:
         context.worker.submit(TaskKind.SYNC, (step,), context.backend.discard_gradient, cleared)
         return True
 
-    def leave_epoch(self, members: tuple[m.Member, ...], epoch: int) -> None:
-        """The run has begun again without this peer: come in anew."""
+    def leave_epoch(self, members: tuple[m.Member, ...], epoch: int, step: int) -> None:
+        """The run has begun again at ``step`` without this peer: come in anew."""
+        if self._begun is not None and self._begun > step + 1:
+            self._begun = None  # given up; one step more is what the others were about to make
         if self.joiner is None:
             self._fall_out(f"the run goes on in epoch {epoch}, without this peer")
         self.context.epoch, self.context.step = epoch, 0
@@ -302,6 +305,13 @@ class Core:
         last = self.context.rules.total_steps
         others = {member.peer for member in self.context.members} - {self.context.me}
         return all((self.liveness.step_of(peer) or 0) >= last for peer in others if self.liveness.alive(peer))
+
+    @property
+    def stuck(self) -> bool:
+        """Does this peer hold a whole state, and cannot finish the step: no majority is left that could close
+        it, or those with whom it is to begin are not there yet?"""
+        alone = self.agreement.without_majority_s > 0 and not self.agreement.decided
+        return alone or self._founding is not None
 
     def drain(self) -> None:
         """Finish the step, take nothing of the next, then ``leave``."""
@@ -663,6 +673,9 @@ class Core:
 
     def _drop_everything(self) -> None:
         """Nothing that is under way here counts any more."""
+        self._founding = None
+        if self._patience is not None:
+            self._patience.cancel()
         self.averaging.stop()
         self.origin.stop()
         self.router.sums.stop()

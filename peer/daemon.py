@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -342,8 +341,14 @@ class Daemon:
         if mark <= self._kept:
             return
         self._kept = mark
-        write = partial(self._keeper.write, context.stage, mark)
-        context.worker.submit(TaskKind.SYNC, (context.step,), context.backend.state_image, write)
+
+        def taken(image: bytes) -> None:
+            if core.left and (context.epoch, context.step) != mark:
+                self._keep(core)  # an update was under way when we left
+            else:
+                self._keeper.write(context.stage, mark, image)
+
+        context.worker.submit(TaskKind.SYNC, (context.step,), context.backend.state_image, taken)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
@@ -357,11 +362,15 @@ class Daemon:
         if core.finished:
             await self._until(lambda: self._written(core) and core.others_finished(), LINGER_S)
             self._report(f"the run is finished: {context.step} steps")
-        elif context.active:
-            self._report("leaving at the end of this step; Ctrl-C again leaves now")
-            core.drain()
-            await self._until(lambda: core.left, DRAIN_S)
-            if core.left:
+        elif context.active or core.stuck:
+            if core.stuck:
+                self._report(f"step {context.step} cannot be finished by those who are left; leaving")
+            else:
+                self._report("leaving at the end of this step; Ctrl-C again leaves now")
+                core.drain()
+                await self._until(lambda: core.left or core.stuck, DRAIN_S)
+            core.leave()
+            if context.step:
                 self._keep(core)
                 await self._until(lambda: self._written(core), LINGER_S)
         core.leave()

@@ -73,13 +73,13 @@ class Epochs:
     async def heard(self, genesis: Genesis) -> None:
         """Follow the researcher's word if it supersedes that by which this peer trains."""
         epoch, before = self._core.context.epoch, self._genesis
-        if not genesis.supersedes(before):
-            return
-        self._genesis = genesis
-        self._keeper.learn(genesis)
+        news = genesis.supersedes(before)
+        if news:
+            self._genesis = genesis
+            self._keeper.learn(genesis)
         if genesis.epoch > epoch:
-            await self._follow(genesis)
-        elif genesis.epoch == epoch and before is not None and before.epoch == epoch:
+            await self._follow(genesis)  # again, if a step's end came in between the last time
+        elif news and before is not None and before.epoch == genesis.epoch == epoch:
             await self._yield_to(genesis)
 
     async def _yield_to(self, rival: Genesis) -> None:
@@ -90,7 +90,7 @@ class Epochs:
             await self.begin(rival)  # we have made nothing yet
             return
         self._report(f"epoch {rival.epoch} was begun twice; coming in anew where it goes on")
-        self._core.leave_epoch(rival.members, rival.epoch)
+        self._core.leave_epoch(rival.members, rival.epoch, rival.step)
 
     def _place_in(self, genesis: Genesis) -> int | None:
         """The life of ours that it names."""
@@ -103,13 +103,13 @@ class Epochs:
         life = self._place_in(genesis)
         if life is None:
             self._report(f"the run goes on in epoch {genesis.epoch} without this peer; coming in anew")
-            core.leave_epoch(genesis.members, genesis.epoch)
+            core.leave_epoch(genesis.members, genesis.epoch, genesis.step)
             return
         self._report(f"the run goes on from step {genesis.step} (epoch {genesis.epoch})")
         if life == context.incarnation and not context.active:
             await self.begin(genesis)
         elif not core.begin_again(genesis.members, epoch=genesis.epoch, step=genesis.step):
-            core.leave_epoch(genesis.members, genesis.epoch)
+            core.leave_epoch(genesis.members, genesis.epoch, genesis.step)
 
     async def start(self, genesis: Genesis, *, founding: bool) -> None:
         """The run's newest word when this life begins; ``founding``: it names us."""
@@ -147,4 +147,4 @@ class Epochs:
 
     def _cannot_begin(self, genesis: Genesis, error: Exception) -> None:
         self._report(f"cannot begin from the checkpoint of step {genesis.step}: {error}; coming in anew")
-        self._core.leave_epoch(genesis.members, genesis.epoch)
+        self._core.leave_epoch(genesis.members, genesis.epoch, genesis.step)

@@ -50,7 +50,7 @@ def begin_again(swarm: SimSwarm, seen: list[str], epoch: int = 1) -> tuple[Membe
     for name in seen:
         core = swarm.peers[name].core
         if name not in named or not core.begin_again(result.members, epoch=epoch, step=result.step):
-            core.leave_epoch(result.members, epoch)
+            core.leave_epoch(result.members, epoch, result.step)
     return result.members
 
 
@@ -104,7 +104,7 @@ def test_members_that_were_thought_dead_give_up_their_epoch_and_come_in() -> Non
     cores = [swarm.peers[name].core for name in there]
     assert swarm.clock.run_until(lambda: all(core.newest_epoch == 1 for core in cores), 30)
     for core in cores:  # what they heard, the directory confirmed
-        core.leave_epoch(members, 1)
+        core.leave_epoch(members, 1, STEP)
     swarm.clock.run_for(20)
     goes_on(swarm)
     assert all(swarm.peers[name].core.context.active for name in there)

@@ -158,6 +158,36 @@ def test_only_the_researcher_says_who_begins() -> None:
     assert refused(Genesis.sign(MANIFEST, nowhere, RESEARCHER)) == "no such stage"
 
 
+def test_a_beginning_gives_up_what_lies_after_it_in_every_epoch_before() -> None:
+    members = (Member(peer=ALICE.peer_id, stage=0),)
+    genesis = Genesis.sign(MANIFEST, members, RESEARCHER)
+    for epoch, step in ((1, 100), (2, 150), (3, 120)):
+        genesis = Genesis.sign(MANIFEST, members, RESEARCHER, epoch=epoch, step=step, before=genesis)
+    assert genesis.verify(RUN) == MANIFEST
+    assert genesis.beginnings == ((0, 0), (1, 100), (3, 120))  # what the second gave up, so does the third
+    counts = [(0, 100), (1, 120), (2, 120), (3, 10**6)]
+    given_up = [(0, 101), (1, 121), (2, 121), (1, 150)]
+    assert not any(genesis.gave_up(*mark) for mark in counts)
+    assert all(genesis.gave_up(*mark) for mark in given_up)
+    forged = genesis.model_copy(update={"began": ()})
+    with pytest.raises(RecordError, match="signature"):
+        forged.verify(RUN)
+
+
+def test_of_two_beginnings_of_one_epoch_everybody_follows_the_same() -> None:
+    both = [
+        Genesis.sign(MANIFEST, (Member(peer=peer.peer_id, stage=0),), RESEARCHER, epoch=1, step=9)
+        for peer in (ALICE, BOB)
+    ]
+    assert [one.supersedes(other) for one, other in (both, both[::-1])].count(True) == 1
+    assert not both[0].supersedes(both[0])
+    later = Genesis.sign(MANIFEST, both[0].members, RESEARCHER, epoch=2, step=5)
+    for one in both:
+        assert one.supersedes(None)
+        assert later.supersedes(one)
+        assert not one.supersedes(later)
+
+
 @given(st.binary(max_size=300), st.booleans())
 @settings(max_examples=1000, deadline=None)
 def test_random_bytes_give_only_the_record_error(data: bytes, signed: bool) -> None:
