@@ -241,7 +241,7 @@ class Closed(Event):
     step: Count
     counted: CountedOf
     members: Members
-    learners: Peers = []
+    learners: Peers = Field(default_factory=list)
 
 
 class Summed(Event):
