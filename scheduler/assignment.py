@@ -64,3 +64,92 @@ def choose_stage(
         count[chosen] += 1
         capacity[chosen] += usual
     return min(range(stages), key=need)
+
+
+class Replica(NamedTuple):
+    """A peer in the snapshot that moves are decided from."""
+
+    peer: str
+    stage: int
+    movable: bool = True
+    """False while it is on its way to another stage (it counts there already) or cools down after a move."""
+
+
+class Move(NamedTuple):
+    """``peer`` leaves stage ``source`` for ``target``."""
+
+    peer: str
+    source: int
+    target: int
+
+
+MARGIN = 0.75
+"""A move that only balances must bring the greatest load of a stage below this share of what it was: small
+gains are not worth a download, and would be taken back by the next peer that joins."""
+
+
+def moves(
+    replicas: Iterable[Replica],
+    *,
+    stages: int,
+    path_length: int,
+    start_replicas: int = 1,
+    work_s: Iterable[float] = (),
+) -> tuple[Move, ...]:
+    """The fewest moves that repair a membership: first stages without a replica, then those with fewer than
+    ``start_replicas`` where another has more, then a stage that is the bottleneck by a clear margin.
+
+    A function of the snapshot alone, so that all who decide from one snapshot decide alike and each peer
+    makes its own move and no other's. Nobody leaves a stage empty, and none moves twice. Of a stage's peers
+    the first by name that may move does.
+    """
+    weights = tuple(work_s) or (1.0,) * stages
+    if len(weights) != stages or not 1 <= path_length <= stages:
+        raise SchedulerError(f"{len(weights)} weights and a path_length of {path_length} for {stages} stages")
+    demand = [
+        visits_per_microbatch(stage, stages=stages, path_length=path_length) * weights[stage]
+        for stage in range(stages)
+    ]
+    count = [0] * stages
+    free: list[list[str]] = [[] for _ in range(stages)]
+    for replica in sorted(replicas):
+        if not 0 <= replica.stage < stages:
+            raise SchedulerError(f"a peer hosts stage {replica.stage} of {stages}")
+        count[replica.stage] += 1
+        if replica.movable:
+            free[replica.stage].append(replica.peer)
+    made: list[Move] = []
+    while (pair := _next_move(demand, count, free, start_replicas)) is not None:
+        source, target = pair
+        made.append(Move(free[source].pop(0), source, target))
+        count[source] -= 1
+        count[target] += 1
+    return tuple(made)
+
+
+def _next_move(
+    demand: list[float], count: list[int], free: list[list[str]], start_replicas: int
+) -> tuple[int, int] | None:
+    """(source, target) of the move that helps most; None if none is worth while."""
+    stages = range(len(demand))
+
+    def load(stage: int, replicas: int) -> float:
+        return demand[stage] / replicas if replicas else float("inf")
+
+    def cheapest(least: int) -> int | None:
+        """The stage that feels the loss of a peer least and keeps ``least``."""
+        able = [stage for stage in stages if free[stage] and count[stage] > least]
+        return min(able, key=lambda stage: (load(stage, count[stage] - 1), stage), default=None)
+
+    for wanted, kept in ((1, 1), (start_replicas, start_replicas)):
+        lacking = [stage for stage in stages if count[stage] < wanted]
+        source = cheapest(kept)
+        if lacking and source is not None:
+            return source, max(lacking, key=lambda stage: (-count[stage], demand[stage], -stage))
+    busiest = max(stages, key=lambda stage: (load(stage, count[stage]), -stage))
+    source = cheapest(max(1, start_replicas))
+    if source is None or source == busiest or not count[busiest]:
+        return None
+    before = load(busiest, count[busiest])
+    after = max(load(stage, count[stage] + (stage == busiest) - (stage == source)) for stage in stages)
+    return (source, busiest) if after < MARGIN * before else None
