@@ -342,7 +342,13 @@ class Averaging:
         self._finished = Finished(step, current.roster, current.members, current.digest)
         self._round = None
         context.lineage = lineage_after(self._lineage, current.digest)
-        context.events.emit("averaged", step=step, members=list(current.members), digest=current.digest)
+        context.events.emit(
+            "averaged",
+            step=step,
+            stage=context.stage,
+            members=list(current.members),
+            digest=current.digest,
+        )
         for sender, message in list(self._starts.items()):
             if message.step == step:
                 del self._starts[sender]

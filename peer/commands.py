@@ -35,6 +35,9 @@ def join(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads for computing.")] = 1,
     device: Annotated[str, typer.Option(help="torch device, as cpu or cuda:0.")] = "cpu",
+    move: Annotated[
+        bool, typer.Option(help="Go to another stage when that needs a peer more; needs memory for two.")
+    ] = True,
     events: Annotated[
         Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")
     ] = None,
@@ -70,6 +73,7 @@ def join(
         emulate=emulate,
         threads=threads,
         device=device,
+        move=move and stage is None,
     )
 
     async def main(stop: asyncio.Event) -> int:

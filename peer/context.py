@@ -148,6 +148,9 @@ class StepRules:
     validation_every: int
     validation_microbatches: int
     activation: TensorSpec
+    start_replicas: int = 1
+    work_s: tuple[float, ...] = ()
+    """Relative work of each stage; equal if empty."""
 
 
 @dataclass

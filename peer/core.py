@@ -24,6 +24,7 @@ from peer.held import Held
 from peer.join import Joiner, Newcomers
 from peer.ledger import Closed, Ledger, apply
 from peer.liveness import Liveness
+from peer.mover import Mover
 from peer.neighbour import LivenessLimits
 from peer.origin import Origin
 from peer.planner import Planner
@@ -84,13 +85,14 @@ class Core:
         on_step: Callable[[], None] = lambda: None,
         on_finished: Callable[[], None] = lambda: None,
         on_failed: Callable[[Exception], None],
-        disk: Disk = NO_DISK,
+        disk_for: Callable[[int], Disk] = lambda stage: NO_DISK,
+        backend_for: Callable[[int], Backend] | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._on_step = on_step
         self._on_finished = on_finished
         self._failed = on_failed
-        self._disk = disk
+        self._disk_for = disk_for
         self._begun: int | None = None
         """The newest step that this life was a member of: the backend holds its parameters."""
         self.context = context = Context(
@@ -156,6 +158,9 @@ class Core:
         )
         self.averaging = Averaging(context, on_done=self._averaged, on_stuck=self._fall_out)
         self.donor = Donor(context)
+        self.mover = Mover(context, backend_for, disk_for, on_ready=self._move, on_missed=self._cannot_follow)
+        self._next: tuple[m.Member, ...] | None = None
+        """The members of the next step, which waits until this peer can begin it in another stage."""
         self.joiner: Joiner | None = None
         self.finished = False
         self.left = False
@@ -267,6 +272,7 @@ class Core:
             self.leave()
             return
         self.agreement.begin()
+        self.mover.review()
         self.planner.review()
         self.donor.on_step()
         self.router.on_step()
@@ -284,7 +290,7 @@ class Core:
             self.context,
             on_ready=self._admitted,
             on_missed=self._fall_out,
-            recalled=Recalled(self._disk, self._begun),
+            recalled=Recalled(self._disk_for(self.context.stage), self._begun),
         )
         self.joiner.begin(contacts)
         self.liveness.watch(dict.fromkeys(contacts))
@@ -296,9 +302,17 @@ class Core:
             self.liveness.watch(dict.fromkeys(self.joiner.contacts))
 
     def all_linked(self) -> bool:
-        """Is there a link to every member?"""
+        """Is there a link to every member? A newcomer does not know them."""
+        if self.joiner is not None:
+            return False
         others = {member.peer for member in self.context.members} - {self.context.me}
         return others <= set(self.liveness.linked())
+
+    def run_is_over(self) -> bool:
+        """Has every member that answers this newcomer taken the last step?"""
+        contacts = filter(self.liveness.reachable, self.joiner.contacts) if self.joiner is not None else ()
+        steps = [self.liveness.step_of(peer) or 0 for peer in contacts]
+        return bool(steps) and min(steps) >= self.context.rules.total_steps
 
     def others_finished(self) -> bool:
         """Every living member has taken the last step too, so nobody may ask us for it any more."""
@@ -316,6 +330,7 @@ class Core:
     def drain(self) -> None:
         """Finish the step, take nothing of the next, then ``leave``."""
         self.context.leaving = True
+        self.mover.give_up("this peer leaves")
         self.planner.tell()
         if not self.context.active:
             self.leave()
@@ -340,6 +355,7 @@ class Core:
             self._patience.cancel()
         if self.joiner is not None:
             self.joiner.close()
+        self.mover.give_up("this peer ends")
         self.context.worker.close()
 
     # -- transport -----------------------------------------------------------------------------------------
@@ -409,11 +425,14 @@ class Core:
             download = self._download_of(message)
             if download is not None:
                 return download.admit(message, spec)
-            return plain_chunk(spec) if self._downloaded else "no state was asked for"
+            downloaded = self._downloaded or self.mover.there is not None
+            return plain_chunk(spec) if downloaded else "no state was asked for"
         return "no tensor belongs to this message"
 
     def _admit_part(self, message: m.AveragePart | m.AverageResult, spec: m.TensorSpec) -> str | None:
         context = self.context
+        if self.mover.there is not None and self.mover.hosts(message.stage):
+            context = self.mover.there
         if message.stage != context.stage:
             return "a gradient of another stage"
         most = sum(member.stage == context.stage for member in context.members) + 1
@@ -452,6 +471,8 @@ class Core:
         self.liveness.on_heartbeat(sender, message)
         self.newest_epoch = max(self.newest_epoch, message.epoch)
         here = self.context
+        if self.joiner is not None and self.run_is_over():
+            self._on_finished()
         if message.epoch == here.epoch and message.step > here.step and message.state == "active":
             self._late(sender)
 
@@ -473,6 +494,7 @@ class Core:
         self.origin.on_lost(peer)
         if self.joiner is not None:
             self.joiner.on_lost(peer)
+        self.mover.on_lost(peer)
         self.newcomers.forget(peer)
         if peer in context.lives:
             self.standings.lost(peer)
@@ -565,6 +587,7 @@ class Core:
             return
         for member in close.members:
             self.liveness.reconsider(member.peer)
+        self.mover.on_decided(close)
         try:
             self.router.sums.settle(self._summed)
         except LookupError as error:
@@ -575,13 +598,12 @@ class Core:
         if self.joiner is not None:
             return  # this peer fell out while it computed
         assert close is not None
-        before = {(member.peer, member.incarnation): member for member in context.members}
+        goes_on = {(member.peer, member.incarnation) for member in close.members}
         group: list[PeerId] = []
         listeners: list[PeerId] = []
-        for member in close.members:
-            known = before.get((member.peer, member.incarnation))
-            if member.stage == context.stage and known is not None:
-                (listeners if known.learning else group).append(member.peer)
+        for member in context.members:  # who moves to another stage takes part in this step's average yet
+            if member.stage == context.stage and (member.peer, member.incarnation) in goes_on:
+                (listeners if member.learning else group).append(member.peer)
         context.events.emit(
             "summed", step=close.step, order=[[c.index, c.attempt] for c in context.ledger.summed]
         )
@@ -610,6 +632,7 @@ class Core:
         context.events.emit(
             "stepped",
             step=close.step,
+            stage=context.stage,
             digest=self.digest,
             tokens=tokens,
             committed=len(close.counted),
@@ -618,8 +641,42 @@ class Core:
             **figures,
         )
         self.router.held.forget(close.step)
-        self.begin(close.step + 1, close.members)
-        self._on_step()
+        if any(o.peer == context.me and o.stage == context.stage and not o.learning for o in close.members):
+            self.begin(close.step + 1, close.members)
+            self._on_step()
+        else:
+            self._next = close.members
+            self._move()
+
+    # -- moving --------------------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        """Begin the next step in another stage, when both have come to it."""
+        context, close = self.context, self.context.ledger.close
+        if self._next is None or close is None:
+            return
+        if self.mover.there is None:
+            self._cannot_follow("the move was given up when the others had agreed on it")
+        elif self.mover.ready_at == close.step + 1:
+            members, self._next = self._next, None
+            there = self.mover.arrived()
+            context.events.emit("moved", step=close.step + 1, stage=context.stage, target=there.stage)
+            context.say(f"now in stage {there.stage}")
+            self._take_place(there)
+            self.begin(close.step + 1, members)
+            self._on_step()
+
+    def _take_place(self, there: Context) -> None:
+        context = self.context
+        context.stage, context.backend, context.lineage = there.stage, there.backend, there.lineage
+        self.donor.forget()
+        self.planner.tell()
+
+    def _cannot_follow(self, reason: str) -> None:
+        """The others count on us in another stage, whose state we do not have."""
+        if self._next is not None:
+            self._next = None
+            self._fall_out(reason)
 
     # -- joining -------------------------------------------------------------------------------------------
 
@@ -628,14 +685,17 @@ class Core:
             self.newcomers.on_request(sender, message)
 
     def _average_message(self, sender: PeerId, message: m.AverageMessage, tensor: Any) -> None:
-        if self.joiner is not None:
+        if self.mover.joiner is not None and self.mover.hosts(message.stage):
+            self.mover.joiner.on_average(sender, message, tensor)
+        elif self.joiner is not None:
             self.joiner.on_average(sender, message, tensor)
         else:
             self.averaging.on_message(sender, message, tensor)
 
     def _download_of(self, message: m.StateMessage) -> Download | None:
         """The download that a message is for."""
-        return self.joiner.download_of(message.stage, message.step) if self.joiner is not None else None
+        joiner = self.joiner or self.mover.joiner
+        return joiner.download_of(message.stage, message.step) if joiner is not None else None
 
     def _state_message(self, sender: PeerId, message: m.StateMessage, tensor: Any) -> None:
         download = self._download_of(message)
@@ -676,6 +736,8 @@ class Core:
         self._founding = None
         if self._patience is not None:
             self._patience.cancel()
+        self._next = None
+        self.mover.give_up("this peer begins anew")
         self.averaging.stop()
         self.origin.stop()
         self.router.sums.stop()

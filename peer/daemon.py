@@ -77,6 +77,8 @@ class DaemonOptions:
     """Emulation settings (``peer/emulation.py``), for benchmarks and tests."""
     threads: int = 1
     device: str = "cpu"
+    move: bool = True
+    """Go to another stage when that needs a peer more; both must fit into memory for a while."""
 
 
 def step_rules(manifest: Manifest) -> StepRules:
@@ -91,6 +93,8 @@ def step_rules(manifest: Manifest) -> StepRules:
         validation_every=manifest.data.validation_every,
         validation_microbatches=manifest.data.validation_microbatches,
         activation=activation_spec(manifest),
+        start_replicas=manifest.sync.start_replicas,
+        work_s=tuple(float(layers) for layers in manifest.stages),
     )
 
 
@@ -231,10 +235,7 @@ class Daemon:
         options = self._options
         torch.set_num_threads(options.threads)
         warm_up()
-        runtime = StageRuntime(manifest, place.stage, device=options.device)
-        backend = StageBackend(runtime)
-        if options.trace is not None:
-            backend = TracingBackend(runtime, options.trace / self._me.peer)
+        backend = self._backend(manifest, place.stage)
         executor: Executor = ThreadExecutor(asyncio.get_running_loop())
         liveness = LivenessLimits()
         if self._emulation is not None:
@@ -242,7 +243,8 @@ class Daemon:
         spec = activation_spec(manifest)
         sizes = {"float32": 4, "bfloat16": 2}
         batch, context, width = spec.shape
-        self._report(f"stage {place.stage}: {runtime.parameter_count:,} parameters on {options.device}")
+        parameters = backend.runtime.parameter_count
+        self._report(f"stage {place.stage}: {parameters:,} parameters on {options.device}")
         return Core(
             CoreOptions(
                 stage=place.stage,
@@ -265,9 +267,17 @@ class Daemon:
             on_step=lambda: self._stepped(manifest),
             on_finished=self._finished.set,
             on_failed=self._failed,
-            disk=self._keeper.disk(place.stage),
+            disk_for=self._keeper.disk,
+            backend_for=partial(self._backend, manifest) if options.move else None,
             say=self._report,
         )
+
+    def _backend(self, manifest: Manifest, stage: int) -> StageBackend:
+        options = self._options
+        runtime = StageRuntime(manifest, stage, device=options.device)
+        if options.trace is not None:
+            return TracingBackend(runtime, options.trace / self._me.peer)
+        return StageBackend(runtime)
 
     # -- a life --------------------------------------------------------------------------------------------
 

@@ -48,6 +48,12 @@ class Donor:
         for sender, request in waiting:
             self.on_request(sender, request)
 
+    def forget(self) -> None:
+        """This peer hosts another stage now."""
+        self._images.clear()
+        self._making.clear()
+        self._waiting.clear()
+
     def on_request(self, sender: PeerId, request: StateRequest) -> None:
         context = self._context
         image = self._images.get(request.step)
@@ -85,6 +91,8 @@ class Donor:
 
         def done(image: Image) -> None:
             self._making.discard(step)
+            if stage != self._context.stage:
+                return
             while len(self._images) >= MAX_IMAGES:
                 del self._images[min(self._images, key=lambda held: self._images[held].used_s)]
             self._images[step] = image

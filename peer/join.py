@@ -27,53 +27,82 @@ from swarm.messages import (
 from swarm.transport.base import PeerId
 
 ASK_AGAIN_S = 1.0
+LAPSE_S = 5.0
+"""A newcomer that has not asked again for so long does not want to come in any more."""
 MAX_NEWCOMERS = 64
 
 
 class Newcomers:
-    """A member's list of those who asked to come in."""
+    """A member's list of those who asked to come in, and of members who ask to go to another stage."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._requests: dict[PeerId, JoinRequest] = {}
+        self._heard_s: dict[PeerId, float] = {}
 
     def on_request(self, sender: PeerId, message: JoinRequest) -> None:
         if len(self._requests) < MAX_NEWCOMERS or sender in self._requests:
             self._requests[sender] = message
+            self._heard_s[sender] = self._context.clock.now()
 
     def known(self) -> set[PeerId]:
         return set(self._requests)
 
     def prune(self) -> None:
         """Forget those that are members by now."""
-        members = {(m.peer, m.incarnation) for m in self._context.members if not m.learning}
+        members = {(m.peer, m.stage, m.incarnation) for m in self._context.members if not m.learning}
         for peer, request in list(self._requests.items()):
-            if (peer, request.incarnation) in members:
-                del self._requests[peer]
+            if (peer, request.stage, request.incarnation) in members:
+                self.forget(peer)
 
     def forget(self, peer: PeerId) -> None:
         self._requests.pop(peer, None)
+        self._heard_s.pop(peer, None)
+
+    def _asks(self, peer: PeerId) -> bool:
+        """Does the peer answer, and go on asking?"""
+        silent_s = self._context.clock.now() - self._heard_s.get(peer, -LAPSE_S)
+        return silent_s < LAPSE_S and self._context.liveness.reachable(peer)
 
     def admit(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """``members`` with newcomers that live as learners, and learners that are ready as full members."""
-        admitted = {member.peer: member for member in members}
+        """``members`` with newcomers that live as learners, and learners that are ready as full members.
+
+        A member that moves is a learner of the other stage beside its own, and a full member of one only. It
+        never leaves its stage without another; and its entry lapses when it asks no more.
+        """
+        admitted = {(member.peer, member.stage): member for member in members}
+        for member in members:
+            moving = member.learning and any(o.peer == member.peer and not o.learning for o in members)
+            request = self._requests.get(member.peer)
+            if moving and (request is None or request.stage != member.stage or not self._asks(member.peer)):
+                del admitted[member.peer, member.stage]
         founders = self._founders(members)
         for peer, request in self._requests.items():
-            if not self._context.liveness.reachable(peer) or peer not in founders.get(request.stage, {peer}):
-                continue
-            known = admitted.get(peer)
-            same = known is not None and (known.stage, known.incarnation) == (
-                request.stage,
-                request.incarnation,
-            )
-            if known is None or not same:
-                learner = Member(
-                    peer=peer, stage=request.stage, incarnation=request.incarnation, learning=True
+            if self._asks(peer) and peer in founders.get(request.stage, {peer}):
+                self._admit(admitted, peer, request)
+        return tuple(sorted(admitted.values(), key=lambda member: (member.peer, member.stage)))
+
+    @staticmethod
+    def _admit(admitted: dict[tuple[PeerId, int], Member], peer: PeerId, request: JoinRequest) -> None:
+        own = [m for m in admitted.values() if m.peer == peer]
+        for member in own:
+            if member.incarnation != request.incarnation:  # of an earlier life
+                del admitted[peer, member.stage]
+        own = [member for member in own if member.incarnation == request.incarnation]
+        known = admitted.get((peer, request.stage))
+        before = next((m for m in own if not m.learning and m.stage != request.stage), None)
+        if known is None:
+            learner = Member(peer=peer, stage=request.stage, incarnation=request.incarnation, learning=True)
+            admitted[peer, request.stage] = learner
+        elif known.learning and request.ready:
+            if before is not None:
+                stays = any(
+                    m.stage == before.stage and not m.learning and m.peer != peer for m in admitted.values()
                 )
-                admitted[peer] = learner
-            elif known.learning and request.ready:
-                admitted[peer] = known.model_copy(update={"learning": False})
-        return tuple(admitted[peer] for peer in sorted(admitted))
+                if not stays:
+                    return
+                del admitted[peer, before.stage]
+            admitted[peer, request.stage] = known.model_copy(update={"learning": False})
 
     def _founders(self, members: tuple[Member, ...]) -> dict[int, set[PeerId]]:
         """For each stage without a replica the one newcomer that may come in: it makes the stage's state
@@ -86,7 +115,7 @@ class Newcomers:
             asking = {
                 peer: -1 if request.holds is None else request.holds
                 for peer, request in self._requests.items()
-                if request.stage == stage and self._context.liveness.reachable(peer)
+                if request.stage == stage and self._asks(peer)
             }
             if stage == 0:  # its embedding and head are nowhere else
                 asking = {peer: holds for peer, holds in asking.items() if holds >= 0}
@@ -107,11 +136,14 @@ class Joiner:
         on_ready: Callable[[int, tuple[Member, ...]], None],
         on_missed: Callable[[str], None],
         recalled: Recalled,
+        moving: bool = False,
     ) -> None:
         self._context = context
         self._on_ready = on_ready
         self._on_missed = on_missed
         self._recalled = recalled
+        self._moving = moving
+        """We are a member of another stage meanwhile, which keeps our links."""
         self.contacts: set[PeerId] = set()
         """Members, whose word on decisions is taken."""
         self._closes: dict[int, StepClose] = {}
@@ -195,12 +227,13 @@ class Joiner:
             context.epoch, context.step = close.epoch, 0
             self._closes.clear()
             self._state_step = None
-        mine = next((member for member in close.members if member.peer == context.me), None)
+        mine = next((m for m in close.members if (m.peer, m.stage) == (context.me, context.stage)), None)
         self.contacts = {member.peer for member in close.members} - {context.me}
-        context.liveness.watch({m.peer: m.incarnation for m in close.members})
+        if not self._moving:
+            context.liveness.watch({m.peer: m.incarnation for m in close.members})
         context.members = close.members
         context.step = max(context.step, close.step + 1)
-        if mine is None or (mine.stage, mine.incarnation) != (context.stage, context.incarnation):
+        if mine is None or mine.incarnation != context.incarnation:
             return
         if close.step in self._closes:
             return
@@ -358,8 +391,8 @@ class Joiner:
     def _named(self, step: int) -> bool:
         """Do the others count on us as a member of ``step``, and not as a learner?"""
         close = self._closes.get(step - 1)
-        me = self._context.me
-        return close is not None and any(m.peer == me and not m.learning for m in close.members)
+        mine = (self._context.me, self._context.stage)
+        return close is not None and any((m.peer, m.stage) == mine and not m.learning for m in close.members)
 
     def _request(self) -> JoinRequest:
         context = self._context
@@ -395,7 +428,7 @@ class Joiner:
             context.lineage = lineage_after(context.lineage, word.digest)
             self._averages.pop(step, None)
             self._done.pop(step, None)
-            context.events.emit("followed", step=step, digest=result[0])
+            context.events.emit("followed", step=step, stage=context.stage, digest=result[0])
             self._catch_up()
 
         def refused(error: Exception) -> None:

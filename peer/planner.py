@@ -201,7 +201,7 @@ class Planner:
         if self._plan is None:
             self.review()
         planned = self._plan.take(context.me, position + 1) if self._plan is not None else ()
-        stages = {member.peer: member.stage for member in context.members}
+        stages = {member.peer: member.stage for member in context.members if not member.learning}
         hops = [Hop(stage=context.stage, peer=context.me)]
         for peer in (planned[position] if planned else (context.me,))[1:]:
             stage = stages.get(peer)

@@ -97,6 +97,8 @@ class SimPeer:
         self.stage = stage
         self.incarnation = incarnation
         self.backend = FakeBackend(stage)
+        self.backends = [self.backend]
+        """Of each stage that it has hosted, the one of its first stage first."""
         transport = TappedTransport(swarm, swarm.network.transport(name))
         clock = swarm.network.clock_of(name)
         self.events = ListEvents(swarm.clock)
@@ -120,21 +122,26 @@ class SimPeer:
             verify=lambda owner, payload, signature: True,
             on_step=lambda: swarm.began(self),
             on_failed=self.failures.append,
-            disk=disk,
+            disk_for=lambda stage: disk,
+            backend_for=self._backend if swarm.moves else None,
         )
+
+    def _backend(self, stage: int) -> FakeBackend:
+        self.backends.append(made := FakeBackend(stage))
+        return made
 
     @property
     def step(self) -> int:
         return self.core.context.step
 
-    def applied(self) -> dict[int, str]:
-        """step -> digest of the parameters after it, without steps that the peer took back by falling out:
-        what one that was cut off did on its own, before it took the others' state again."""
-        digests: dict[int, str] = {}
-        last = -1
+    def applied(self) -> dict[tuple[int, int], str]:
+        """(stage, step) -> digest of the parameters after it, without steps that the peer took back by
+        falling out: what one that was cut off did on its own, before it took the others' state again."""
+        digests: dict[tuple[int, int], str] = {}
+        last = (-1, -1)
         for _, event, fields in self.events.entries:
             if event in ("stepped", "followed"):
-                last = fields["step"]
+                last = (fields["stage"], fields["step"])
                 digests[last] = fields["digest"]
             elif event == "fell_out":
                 digests.pop(last, None)
@@ -156,10 +163,12 @@ class SimSwarm:
         memory_slots: int = 8,
         validation_every: int = 0,
         pace: float | tuple[float, ...] = 1.0,
+        moves: bool = False,
         **network: Any,
     ) -> None:
         self.seed = seed
         self.pace = pace
+        self.moves = moves
         self.clock = SimClock()
         self.network = SimNetwork(self.clock, seed, **network)
         length = path_length or len(replicas)
@@ -255,28 +264,33 @@ class SimSwarm:
             for closed in peer.events.of("closed"):
                 known = closes.setdefault(closed["step"], closed)
                 hold(known == closed, "diverged", f"two histories of step {closed['step']}")
-            for step, digest in peer.applied().items():
-                digests.setdefault((peer.stage, step), {})[f"{peer.name}/{peer.incarnation}"] = digest
+            for place, digest in peer.applied().items():
+                digests.setdefault(place, {})[f"{peer.name}/{peer.incarnation}"] = digest
         for (stage, step), by_peer in digests.items():
             hold(len(set(by_peer.values())) == 1, "diverged", f"stage {stage} in step {step}: {by_peer}")
         for step, closed in closes.items():
             indices = [entry[0] for entry in closed["counted"]]
             hold(len(indices) == len(set(indices)), "double", f"step {step} counts {indices}")
         for peer in self.lives():
-            self._check_counts(peer, closes)
+            for backend in peer.backends:
+                self._check_counts(peer, backend, closes)
 
-    def _check_counts(self, peer: SimPeer, closes: dict[int, Any]) -> None:
+    def _check_counts(self, peer: SimPeer, backend: FakeBackend, closes: dict[int, Any]) -> None:
         """Each average holds exactly the microbatches of the close that its roster computed, once each."""
-        rosters = {averaged["step"]: averaged["members"] for averaged in peer.events.of("averaged")}
-        for step, average in peer.backend.history:
+        rosters = {
+            averaged["step"]: averaged["members"]
+            for averaged in peer.events.of("averaged")
+            if averaged["stage"] == backend.stage
+        }
+        for step, average in backend.history:
             if step not in rosters:
                 continue  # followed as a learner: the digest was that of the others' average
             expected = [0] * WIDTH
             for index, _, _, path, _ in closes[step]["counted"]:
                 for hop in path:
                     stage, _, name = hop.partition(":")
-                    expected[index] += stage == str(peer.stage) and name in rosters[step]
-            hold(max(expected) <= 1, "double", f"step {step} in stage {peer.stage}: {expected}")
+                    expected[index] += stage == str(backend.stage) and name in rosters[step]
+            hold(max(expected) <= 1, "double", f"step {step} in stage {backend.stage}: {expected}")
             for index, count in enumerate(average):
                 rule = "double" if count > expected[index] else "lost"
                 what = f"{peer.name} applied {count} of {expected[index]} of index {index} in step {step}"

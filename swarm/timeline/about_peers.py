@@ -113,6 +113,7 @@ class Followed(Event):
     """A learner has applied an average of its stage."""
 
     step: Count
+    stage: Count
     digest: Text
 
 
@@ -126,6 +127,29 @@ class Joined(Event):
     """A learner is a full member from this step on."""
 
     step: Count
+
+
+class Moving(Event):
+    """A member begins to load the state of another stage, while it works on in its own."""
+
+    step: Count
+    stage: Count
+    target: Count
+
+
+class Moved(Event):
+    """It hosts the other stage from this step on."""
+
+    step: Count
+    stage: Count
+    target: Count
+
+
+class MoveGivenUp(Event):
+    """It stays where it is."""
+
+    target: Count
+    reason: Text
 
 
 class FellOut(Event):

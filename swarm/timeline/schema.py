@@ -270,6 +270,7 @@ class Averaged(Event):
     """The replicas of the stage have the same average."""
 
     step: Count
+    stage: Count
     members: Peers
     digest: Text
 
@@ -299,6 +300,7 @@ class Stepped(Event):
     """The average is applied: the step is over for this peer. ``rerouted`` counts since its process began."""
 
     step: Count
+    stage: Count
     digest: Text
     tokens: Count
     committed: Count

@@ -103,7 +103,7 @@ def test_two_newcomers_of_one_stage_at_once() -> None:
     first, second = swarm.newcomer("new1", 1), swarm.newcomer("new2", 1)
     comes_in(swarm, first)
     comes_in(swarm, second)
-    assert first.applied()[first.step - 2] == second.applied()[second.step - 2]
+    assert first.applied()[1, first.step - 2] == second.applied()[1, second.step - 2]
 
 
 @pytest.mark.parametrize("lost", ["state_request", "state_chunk"])
@@ -221,7 +221,7 @@ def test_a_leaver_finishes_its_step_and_nothing_is_computed_again() -> None:
     leaver = swarm.peers["s1r1"]
     leaver.core.drain()
     assert swarm.clock.run_until(lambda: leaver.core.left, 10)
-    assert leaver.applied()[2]
+    assert leaver.applied()[1, 2]
     swarm.kill("s1r1")
     target = max(p.step for p in swarm.living()) + 3
     assert swarm.run_to(target)

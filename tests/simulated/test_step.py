@@ -69,7 +69,7 @@ def test_replicas_apply_the_same_average_at_the_same_step(shape: str) -> None:
     for stage, count in enumerate(replicas):
         applied = [peer.applied() for peer in swarm.peers.values() if peer.stage == stage]
         assert len(applied) == count
-        assert all(set(one) == set(range(STEPS)) for one in applied)
+        assert all(set(one) == {(stage, step) for step in range(STEPS)} for one in applied)
         assert all(one == applied[0] for one in applied)
 
 
