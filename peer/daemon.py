@@ -138,6 +138,7 @@ class Daemon:
         self._book = AddressBook(options.directory / "peers.json", options.join.run_id)
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
+        self._told_alone = False
         self._kept = NONE
         """Of the last checkpoint that was begun."""
         self._usage: Usage | None = None
@@ -327,7 +328,11 @@ class Daemon:
                 if record.peer != self._me.peer:
                     transport.learn(record.peer, record.addresses)
             self._book.remember(records, self._me.peer)
-            core.meet({record.peer for record in records if record.state == "active"} - {self._me.peer})
+            active = {record.peer for record in records if record.state == "active"} - {self._me.peer}
+            core.meet(active)
+            if core.joiner is not None and not active and not self._told_alone:
+                self._told_alone = True
+                self._report("nobody trains in this run now; waiting for its peers (Ctrl-C leaves)")
         except DirectoryError as error:
             self._events.emit("directory", reason=str(error))
 

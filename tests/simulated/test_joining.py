@@ -259,3 +259,17 @@ def test_a_link_that_breaks_under_a_learner_costs_it_time_and_nothing_else(kind:
     peer = swarm.newcomer("new", 2)
     comes_in(swarm, peer)
     assert len(seen) > number or kind.startswith("state")
+
+
+def test_a_newcomer_of_a_run_that_ends_before_it_is_in_is_told_so() -> None:
+    swarm = SimSwarm((2, 2), total_steps=6, pace=4)
+    assert swarm.run_to(5)
+    peer = swarm.newcomer("new", 1)
+    ended: list[bool] = []
+    peer.core._on_finished = lambda: ended.append(True)
+    swarm.network.partition([["new"], [name for name in swarm.peers if name != "new"]])
+    assert swarm.clock.run_until(lambda: swarm.peers["s0r0"].core.finished, 30)
+    assert not ended
+    swarm.network.heal()
+    assert swarm.clock.run_until(lambda: bool(ended), 40)
+    assert peer.core.run_is_over()
