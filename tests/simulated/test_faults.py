@@ -9,7 +9,6 @@ import pytest
 
 from bootstrap.simulation.swarm import SimSwarm
 from swarm.messages import Decided, StepClose
-from swarm.transport.memory import LinkModel
 
 STEP = 2
 """The step in which something happens."""
@@ -374,54 +373,3 @@ def test_a_peer_that_falls_out_takes_nothing_of_its_old_step_along(after: float)
     goes_on(swarm)
     assert sorted(name for name, _ in swarm.of("fell_out")) == ["s0r1", "s1r1"]
     assert len(swarm.peers["s0r0"].core.context.replicas(0)) == 3
-
-
-# Anything, at random
-
-
-@pytest.mark.parametrize("first", range(0, 60, 6))
-def test_random_faults_lose_nothing_count_nothing_twice_and_leave_nobody_stuck(first: int) -> None:
-    for seed in range(first, first + 6):
-        swarm, log = suffered(seed)
-        try:
-            swarm.clock.run_for(8)
-            goes_on(swarm, limit_s=150)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {log}: {error}") from error
-
-
-def suffered(seed: int) -> tuple[SimSwarm, list[Any]]:
-    """A swarm to which one to three things happened; each stage keeps a replica, the swarm its majority."""
-    rng = random.Random(seed)
-    shape, length = (((2, 2, 2, 2), 3), ((3, 2, 3, 2), 3), ((3, 3, 3), 3), ((2, 3), 2))[seed % 4]
-    pace, slots = rng.choice([1, 4]), rng.choice([2, 4, 8])
-    swarm = SimSwarm(shape, path_length=length, seed=seed, memory_slots=slots, pace=pace)
-    short, long = [0.5, 3.0, 6.0], [0.5, 6.0, 20.0, 45.0]  # a step takes a third of a second, or four thirds
-    names, network = list(swarm.peers), swarm.network
-    assert swarm.run_to(1, 30)
-    log: list[Any] = []
-    touched: set[str] = set()
-    for _ in range(rng.choice([1, 2, 3])):
-        swarm.clock.run_for(rng.random() * 0.4 * pace)
-        kind = rng.choice(["kill", "freeze", "partition", "reset", "delay"])
-        a, b = rng.sample(names, 2)
-        log.append((round(swarm.clock.now(), 3), kind, a, b))
-        siblings = {n for n in names if swarm.peers[n].stage == swarm.peers[a].stage and n not in touched}
-        alone = kind in ("kill", "freeze", "partition")
-        if alone and (a in touched or len(siblings) < 2 or 2 * (len(touched) + 1) >= len(names)):
-            continue
-        if alone:
-            touched.add(a)
-        if kind == "kill":
-            swarm.kill(a)
-        elif kind == "freeze":
-            network.freeze(a)
-            swarm.clock.call_later(rng.choice(short if pace == 1 else long), network.thaw, a)
-        elif kind == "partition":
-            network.partition([[a], [name for name in names if name != a]])
-            swarm.clock.call_later(rng.choice(short if pace == 1 else long), network.heal)
-        elif kind == "reset":
-            network.reset(a, b)
-        else:
-            network.set_link(a, b, LinkModel(latency_s=rng.choice([0.1, 0.5, 1.0])))
-    return swarm, log
