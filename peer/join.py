@@ -362,7 +362,7 @@ class Joiner:
             parts = self._whole(step)
             if parts is not None:
                 self._apply(step, parts)
-            elif max(self._closes) > step + 1 or self._named(step):
+            elif max(self._closes) > step + 1 or self._awaited(step):
                 self._start_over(step)
             return
         if self._named(step) and self.ready:
@@ -387,6 +387,11 @@ class Joiner:
 
         worker, backend = self._context.worker, self._context.backend
         worker.submit(TaskKind.SYNC, (target,), lambda: backend.skip_to(target), done)
+
+    def _awaited(self, step: int) -> bool:
+        """Has a step closed of which we are a member, and whose averaging waits for us, while we miss the
+        average of ``step``?"""
+        return any(s in self._closes and self._named(s) for s in (step, step + 1))
 
     def _named(self, step: int) -> bool:
         """Do the others count on us as a member of ``step``, and not as a learner?"""

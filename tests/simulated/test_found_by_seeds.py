@@ -146,3 +146,12 @@ def test_a_member_that_woke_in_time_to_be_named_again_is_averaged_with() -> None
     plan = plan.add("reset", peer="s0r1", other="s0r0").at_step(2, 1.34)
     suffers(swarm, plan)
     assert swarm.of("averaging_again") == []
+
+
+def test_a_newcomer_that_is_a_member_of_the_next_step_already_is_not_waited_for_in_it() -> None:
+    """It came from a partition's other side to one replica alone, whose part of an average it never gets."""
+    links = LinkModel(latency_s=0.15, jitter_s=0.05)
+    swarm = SimSwarm((3, 4), microbatches_per_origin=3, memory_slots=1, pace=4.7, default_link=links)
+    plan = FaultPlan().add("kill", peer="s1r0", returns_after_s=1.745).at_step(3, 0.063)
+    plan = plan.add("partition", groups=((Target(peer="s1r1"),),), duration_s=2.637).at_step(3, 0.3211)
+    suffers(swarm, plan)
