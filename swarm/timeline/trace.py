@@ -38,7 +38,7 @@ class _Slices:
         return max(0, round((at_s - self._begin_s) * 1e6))
 
     def row(self, thread: tuple[int, int], from_s: float, to_s: float, name: str, args: Row) -> Row:
-        end = max(self.us(to_s), self._ends[thread])
+        end = self.us(to_s)
         begin = min(max(self.us(from_s), self._ends[thread]), end)
         self._ends[thread] = end
         return {

@@ -24,7 +24,14 @@ class Desk:
     """A context whose others are named ``s<stage>r<number>``; ``lost`` and ``gone`` are set by the test."""
 
     def __init__(
-        self, me: str, replicas: tuple[int, ...], *, slots: int = 4, min_path_length: int = 1, each: int = 4
+        self,
+        me: str,
+        replicas: tuple[int, ...],
+        *,
+        slots: int = 4,
+        path_length: int | None = None,
+        min_path_length: int = 1,
+        each: int = 4,
     ) -> None:
         self.clock = SimClock()
         self.sent: list[tuple[str, Message, Any]] = []
@@ -47,7 +54,7 @@ class Desk:
             incarnation=1,
             rules=StepRules(
                 stages=len(replicas),
-                path_length=len(replicas),
+                path_length=path_length or len(replicas),
                 min_path_length=min_path_length,
                 microbatches_per_origin=each,
                 memory_slots=slots,
