@@ -21,7 +21,7 @@ from peer.core import Core, CoreOptions
 from peer.emulated_links import EmulatedTransport
 from peer.emulation import AnyEvents, Emulation, EmulationSettings
 from peer.epochs import Epochs
-from peer.keeper import NONE, Keeper
+from peer.keeper import Keeper
 from peer.neighbour import LivenessLimits
 from peer.placement import Place, Stopped, find_manifest, find_place, pause
 from peer.usage import Usage
@@ -140,8 +140,6 @@ class Daemon:
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
         self._told_alone = False
-        self._kept = NONE
-        """Of the last checkpoint that was begun."""
         self._usage: Usage | None = None
         self._p2pd_pid = 0
         self._core: Core | None = None
@@ -353,16 +351,15 @@ class Daemon:
     def _keep(self, core: Core) -> None:
         """Take the image between two steps; it is written off the compute thread."""
         context = core.context
-        mark = (context.epoch, context.step)
-        if mark <= self._kept:
+        stage, mark = context.stage, (context.epoch, context.step)
+        if not self._keeper.due(stage, mark):
             return
-        self._kept = mark
 
         def taken(image: bytes) -> None:
             if core.left and (context.epoch, context.step) != mark:
                 self._keep(core)  # an update was under way when we left
             else:
-                self._keeper.write(context.stage, mark, image)
+                self._keeper.write(stage, mark, image)
 
         context.worker.submit(TaskKind.SYNC, (context.step,), context.backend.state_image, taken)
 
@@ -393,7 +390,8 @@ class Daemon:
         await self._announcer.publish(directory)
 
     def _written(self, core: Core) -> bool:
-        return self._keeper.newest >= (core.context.epoch, core.context.step)
+        context = core.context
+        return self._keeper.newest(context.stage) >= (context.epoch, context.step)
 
     async def _until(self, holds: Callable[[], bool], limit_s: float) -> None:
         end_s = self._clock.now() + limit_s

@@ -33,8 +33,9 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self.store = checkpoint.write
         """Emulation puts a full disk here."""
-        self.newest = NONE
-        """Of the checkpoints that this life has written; a later epoch's is the newer at any step."""
+        self._taken: dict[int, Mark] = {}
+        """Of the last state of each stage that this life has taken."""
+        self._written: dict[int, Mark] = {}
         self.genesis: Genesis | None = None
         """The newest that is known: it says which states were given up."""
 
@@ -79,6 +80,18 @@ class Keeper:
 
         return Disk(lambda: next((step for _, step, _ in self.listed(stage)), None), read)
 
+    def newest(self, stage: int) -> Mark:
+        """Of the checkpoints of ``stage`` that this life has written; a later epoch's is the newer."""
+        return self._written.get(stage, NONE)
+
+    def due(self, stage: int, mark: Mark) -> bool:
+        """Is a state of ``mark`` yet to be taken? Asked once for each: a life may come in anew, in a later
+        epoch, at a step before those that it has kept."""
+        if mark <= self._taken.get(stage, NONE):
+            return False
+        self._taken[stage] = mark
+        return True
+
     def write(self, stage: int, mark: Mark, image: bytes) -> None:
         """Keep a state, in a thread of its own. A full disk costs this checkpoint and nothing else."""
         task = asyncio.get_running_loop().create_task(self._write(stage, mark, image))
@@ -106,5 +119,5 @@ class Keeper:
                 self._events.emit("checkpoint_failed", step=step, reason=str(error.strerror))
                 self._report(f"checkpoint not written: {error.strerror}; free space in {self._folder}")
                 return
-        self.newest = max(self.newest, mark)
+        self._written[stage] = max(self.newest(stage), mark)
         self._events.emit("checkpoint", epoch=epoch, step=step, path=str(path))

@@ -8,6 +8,7 @@ from bootstrap.epochs import QUIET_S, Beginning, beginning
 from bootstrap.known import Known
 from bootstrap.simulation.swarm import SimSwarm
 from peer.announce import WAITING_S
+from peer.core import FOUNDING_PATIENCE_S
 from swarm.messages import Member
 from swarm.records import PeerRecord
 from tests.simulated.test_faults import STEP, goes_on
@@ -73,6 +74,34 @@ def test_ten_of_twelve_die_at_once_and_the_run_goes_on(seed: int) -> None:
     again = swarm.close_of(before + 1)
     assert [entry[0] for entry in again["counted"]] == list(range(swarm.rules.microbatches_per_origin))
     assert {entry[2] for entry in again["counted"]} == {"s0r1"}
+
+
+def test_a_founder_that_hears_of_a_later_epoch_meanwhile_does_not_begin_the_first() -> None:
+    swarm = SimSwarm((2, 3))
+    assert swarm.run_to(STEP)
+    for name in ("s0r1", "s1r1", "s1r2"):
+        swarm.kill(name)
+    swarm.clock.run_for(40)
+    here, there = (swarm.peers[name].core for name in ("s0r0", "s1r0"))
+    step = here.context.step
+    assert there.context.step == step
+    members = tuple(
+        Member(peer=core.context.me, stage=core.context.stage, incarnation=core.context.incarnation + 1)
+        for core in (here, there)
+    )
+    swarm.new_epoch(step, members)
+    swarm.network.partition([["s0r0"], ["s1r0"]])
+    assert there.begin_again(members, epoch=1, step=step)
+    swarm.clock.run_for(FOUNDING_PATIENCE_S / 2)
+    assert not there.context.active  # the other one is not there
+    there.leave_epoch(members[:1], 2, step)
+    swarm.clock.run_for(FOUNDING_PATIENCE_S)
+    assert not there.context.active  # nor does it begin without it
+    swarm.network.heal()
+    assert here.begin_again(members[:1], epoch=2, step=step)
+    assert swarm.clock.run_until(lambda: there.context.active, 40)
+    assert [name for name, _ in swarm.of("joined")] == ["s1r0"]
+    goes_on(swarm)
 
 
 def test_newcomers_come_in_after_a_new_beginning() -> None:
