@@ -18,9 +18,9 @@ from peer.averaging import Averaging
 from peer.closing import Closing
 from peer.context import Backend, Batches, Context, StepRules, draw_order
 from peer.donor import Donor
-from peer.download import Download, plain_chunk
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
 from peer.held import Held
+from peer.inbox import Handler, Inbox, plain
 from peer.join import Joiner, Newcomers
 from peer.ledger import Closed, Ledger, apply
 from peer.liveness import Liveness
@@ -164,8 +164,6 @@ class Core:
         self.joiner: Joiner | None = None
         self.finished = False
         self.left = False
-        self._downloaded = False
-        """States were asked for in this life: a chunk that comes late is passed over."""
         self.newest_epoch = 0
         """That anybody named; unchecked, a reason to look into the directory."""
         self.loss_of_last_step: float | None = None
@@ -179,7 +177,15 @@ class Core:
         self._life: int | None = None
         self._founding: set[PeerId] | None = None
         self._patience: Timer | None = None
-        self._handlers = self._table()
+        self.inbox = Inbox(
+            context,
+            self.standings,
+            self.averaging,
+            self.mover,
+            lambda: self.joiner,
+            self._handlers(),
+        )
+        self.on_message, self.admit = self.inbox.on_message, self.inbox.admit
         transport.start(self)
         self.gossip.start()
         self.planner.start(self.gossip)
@@ -282,7 +288,6 @@ class Core:
     def join(self, contacts: set[PeerId]) -> None:
         """Ask these members to be admitted; serve when the stage's state is here."""
         self.context.active = self.context.running = False
-        self._downloaded = True
         if self.joiner is not None:
             self.joiner.close()
         self._tell_life()
@@ -360,12 +365,8 @@ class Core:
 
     # -- transport -----------------------------------------------------------------------------------------
 
-    def _table(self) -> dict[type[m.Message], Callable[[PeerId, Any, Any], None]]:
-        def plain(handler: Callable[[PeerId, Any], None]) -> Callable[[PeerId, Any, Any], None]:
-            return lambda sender, message, tensor: handler(sender, message)
-
+    def _handlers(self) -> dict[type[m.Message], Handler]:
         agreement = self.agreement
-        averages = (m.AverageStart, m.AveragePart, m.AverageResult, m.AverageDigest, m.AverageDone)
         return {
             m.Heartbeat: plain(self._heartbeat),
             m.ProbeRequest: plain(self.liveness.probes.on_request),
@@ -391,58 +392,7 @@ class Core:
             m.StepQuery: plain(agreement.on_query),
             m.JoinRequest: plain(self._join_request),
             m.StateRequest: plain(self.donor.on_request),
-            m.StateIndex: self._state_message,
-            m.StateChunk: self._state_message,
-            m.StateRefused: self._state_message,
-            **dict.fromkeys(averages, self._average_message),
         }
-
-    def on_message(self, sender: PeerId, message: m.Message, tensor: Any) -> None:
-        if sender != self.context.me:
-            if self.standings.banned(sender):
-                return
-            self.liveness.on_heard(sender)
-            if isinstance(message, m.MicrobatchMessage) and self._stale(sender, message):
-                self.context.events.emit("stale", other=sender, message=message.kind, step=message.step)
-                return
-        self._handlers[type(message)](sender, message, tensor)
-
-    def _stale(self, sender: PeerId, message: m.MicrobatchMessage) -> bool:
-        """Is it from a life that the step's agreed membership does not name: a zombie's, woken after it was
-        voted out, or one that has begun anew? What is for a later step may be of members not yet known."""
-        if message.step > self.context.step:
-            return False
-        life = self.context.lives.get(sender)
-        return life is None or self.liveness.stale(sender, life)
-
-    def admit(self, sender: PeerId, message: m.Message, spec: m.TensorSpec) -> str | None:
-        """Only tensors of exactly the shape that the step expects are read."""
-        if isinstance(message, m.Forward | m.Backward):
-            return None if spec == self.context.rules.activation else "not the shape of an activation"
-        if isinstance(message, m.AveragePart | m.AverageResult):
-            return self._admit_part(message, spec)
-        if isinstance(message, m.StateChunk):
-            download = self._download_of(message)
-            if download is not None:
-                return download.admit(message, spec)
-            downloaded = self._downloaded or self.mover.there is not None
-            return plain_chunk(spec) if downloaded else "no state was asked for"
-        return "no tensor belongs to this message"
-
-    def _admit_part(self, message: m.AveragePart | m.AverageResult, spec: m.TensorSpec) -> str | None:
-        context = self.context
-        if self.mover.there is not None and self.mover.hosts(message.stage):
-            context = self.mover.there
-        if message.stage != context.stage:
-            return "a gradient of another stage"
-        most = sum(member.stage == context.stage for member in context.members) + 1
-        parts = range(1, most + 1)
-        if isinstance(message, m.AverageResult):
-            parts = range(message.parts, min(message.parts, most) + 1)
-        for count in parts:
-            if message.part < count and context.backend.part_spec(message.part, count) == spec:
-                return None
-        return "not the shape of a part of the gradient"
 
     def on_link_up(self, peer: PeerId) -> None:
         self.liveness.on_link_up(peer)
@@ -683,30 +633,6 @@ class Core:
     def _join_request(self, sender: PeerId, message: m.JoinRequest) -> None:
         if self.context.active and message.stage < self.context.rules.stages:
             self.newcomers.on_request(sender, message)
-
-    def _average_message(self, sender: PeerId, message: m.AverageMessage, tensor: Any) -> None:
-        if self.mover.joiner is not None and self.mover.hosts(message.stage):
-            self.mover.joiner.on_average(sender, message, tensor)
-        elif self.joiner is not None:
-            self.joiner.on_average(sender, message, tensor)
-        else:
-            self.averaging.on_message(sender, message, tensor)
-
-    def _download_of(self, message: m.StateMessage) -> Download | None:
-        """The download that a message is for."""
-        joiner = self.joiner or self.mover.joiner
-        return joiner.download_of(message.stage, message.step) if joiner is not None else None
-
-    def _state_message(self, sender: PeerId, message: m.StateMessage, tensor: Any) -> None:
-        download = self._download_of(message)
-        if download is None:
-            return
-        if isinstance(message, m.StateIndex):
-            download.on_index(sender, message)
-        elif isinstance(message, m.StateChunk):
-            download.on_chunk(sender, message, tensor)
-        else:
-            download.on_refused(sender)
 
     def _admitted(self, step: int, members: tuple[m.Member, ...]) -> None:
         """The newcomer holds the parameters of ``step`` and is a full member of it."""

@@ -154,7 +154,7 @@ def test_a_state_that_was_spoiled_on_its_way_is_taken_from_another_donor() -> No
     swarm = SimSwarm((1, 3))
     assert swarm.run_to(2)
     peer = swarm.newcomer("new", 1)
-    inner, spoiled = peer.core._state_message, []
+    inner, spoiled = peer.core.inbox.handlers[StateChunk], []
 
     def spoil(sender: str, message: Any, chunk: Any) -> None:
         if message.kind == "state_chunk" and not spoiled:
@@ -162,7 +162,7 @@ def test_a_state_that_was_spoiled_on_its_way_is_taken_from_another_donor() -> No
             chunk = chunk ^ 1
         inner(sender, message, chunk)
 
-    peer.core._handlers[StateChunk] = spoil
+    peer.core.inbox.handlers[StateChunk] = spoil
     comes_in(swarm, peer)
     assert peer.core.standings.of(spoiled[0]).strikes == 1
     assert len(peer.events.of("loaded")) == 1
