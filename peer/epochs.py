@@ -132,8 +132,12 @@ class Epochs:
         except CheckpointError as error:
             self._cannot_begin(genesis, error)
             return
+        if not self._awaits(genesis):
+            return
 
         def loaded(parameters: str) -> None:
+            if not self._awaits(genesis):
+                return
             self._events.emit("loaded", step=genesis.step, digest=parameters, bytes=len(image))
             found(lineage=lineage_after("", digest))
 
@@ -145,6 +149,13 @@ class Epochs:
             partial(self._cannot_begin, genesis),
         )
 
+    def _awaits(self, genesis: Genesis) -> bool:
+        """Are we still to begin by it? Reading and loading takes time, in which another may have come, or
+        this one have been begun: its state must not be loaded over one that trains."""
+        return self._genesis == genesis and not self._core.context.active
+
     def _cannot_begin(self, genesis: Genesis, error: Exception) -> None:
+        if not self._awaits(genesis):
+            return
         self._report(f"cannot begin from the checkpoint of step {genesis.step}: {error}; coming in anew")
         self._core.leave_epoch(genesis.members, genesis.epoch, genesis.step)

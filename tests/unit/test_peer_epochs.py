@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import bootstrap
+from peer import checkpoint
 from peer.core import Core
 from peer.epochs import EPOCH_S, RIVAL_S, Epochs
 from peer.keeper import Keeper
@@ -45,14 +47,19 @@ class FakeCore:
 
     def __init__(self, *, epoch: int = 0, step: int = 9, active: bool = True) -> None:
         self.context = SimpleNamespace(
-            me=ME, stage=0, incarnation=8, epoch=epoch, step=step, active=active, worker=None
+            me=ME, stage=0, incarnation=8, epoch=epoch, step=step, active=active, worker=self
         )
+        self.loads: list[Callable[[str], None]] = []
         self.joiner = None
         self.newest_epoch = epoch
         self.agreement = SimpleNamespace(without_majority_s=0.0)
         self.told: list[Any] = []
 
-    def found(self, members: tuple[Member, ...], *, epoch: int, step: int) -> None:
+    def submit(self, kind: Any, order: Any, work: Any, done: Callable[[str], None], refused: Any) -> None:
+        """The compute thread: what it has loaded comes when ``loaded`` is called."""
+        self.loads.append(done)
+
+    def found(self, members: tuple[Member, ...], *, epoch: int, step: int, lineage: str = "") -> None:
         self.told.append(("found", epoch, step))
         self.context.epoch = epoch
 
@@ -125,6 +132,48 @@ def test_one_of_two_beginnings_of_an_epoch_is_given_up_by_those_who_began_it(tmp
 def test_who_has_made_nothing_yet_begins_the_one_that_goes_on(tmp_path: Path) -> None:
     followed, given_up = rivals(0)
     assert Peer(tmp_path, given_up, active=False).hears(followed) == [("found", 1, 0)]
+
+
+def holder(folder: Path) -> Peer:
+    """A peer without a place that holds step 9."""
+    image = (0, 9), b"state", MANIFEST.canonical.decode("ascii")
+    checkpoint.write(folder, MANIFEST.run_id, 0, *image)
+    return Peer(folder, FIRST, active=False)
+
+
+def test_a_holder_begins_with_its_checkpoint(tmp_path: Path) -> None:
+    peer = holder(tmp_path)
+    assert peer.hears(genesis(1, 9)) == []
+    (loaded,) = peer.core.loads
+    loaded("digest")
+    assert peer.core.told == [("found", 1, 9)]
+
+
+def test_a_holder_without_that_step_comes_in_anew(tmp_path: Path) -> None:
+    assert holder(tmp_path).hears(genesis(1, 8)) == [("leave", 1, 8)]
+
+
+def test_a_checkpoint_that_comes_late_is_not_loaded_over_what_trains(tmp_path: Path) -> None:
+    """A large one takes longer to read than it takes until the next look."""
+    peer = holder(tmp_path)
+    word = genesis(1, 9)
+    peer.hears(word)
+    peer.hears(word)
+    first, second = peer.core.loads
+    first("digest")
+    peer.core.context.active = True
+    second("digest")
+    assert peer.core.told == [("found", 1, 9)]
+    asyncio.run(peer.epochs.begin(word))
+    assert len(peer.core.loads) == 2
+
+
+def test_a_checkpoint_of_a_beginning_that_was_superseded_begins_nothing(tmp_path: Path) -> None:
+    peer = holder(tmp_path)
+    peer.hears(genesis(1, 9))
+    assert peer.hears(genesis(2, 7, "x", life=None)) == [("leave", 2, 7)]
+    peer.core.loads[0]("digest")
+    assert peer.core.told == [("leave", 2, 7)]
 
 
 def test_one_that_trains_looks_for_a_rival_now_and_then_and_one_that_cannot_go_on_often(
