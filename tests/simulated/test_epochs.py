@@ -104,6 +104,28 @@ def test_a_founder_that_hears_of_a_later_epoch_meanwhile_does_not_begin_the_firs
     goes_on(swarm)
 
 
+@pytest.mark.parametrize(("further", "source"), [(0, "memory"), (1, "memory"), (2, "neighbours")])
+def test_a_stage_whose_survivors_are_not_named_is_founded_from_what_was_not_given_up(
+    further: int, source: str
+) -> None:
+    """``further``: steps by which the survivor had come beyond that at which the epoch begins."""
+    swarm = SimSwarm((2, 3))
+    assert swarm.run_to(STEP)
+    for name in ("s0r1", "s1r1", "s1r2"):
+        swarm.kill(name)
+    swarm.clock.run_for(40)
+    origin, survivor = (swarm.peers[name].core for name in ("s0r0", "s1r0"))
+    step = origin.context.step
+    members = (Member(peer="s0r0", stage=0, incarnation=origin.context.incarnation + 1),)
+    swarm.new_epoch(step, members)
+    assert origin.begin_again(members, epoch=1, step=step)
+    survivor.leave_epoch(members, 1, step - further)
+    assert swarm.clock.run_until(lambda: survivor.context.active, 60)
+    (restored,) = swarm.peers["s1r0"].events.of("stage_restored")
+    assert restored["source"] == source
+    goes_on(swarm)
+
+
 def test_newcomers_come_in_after_a_new_beginning() -> None:
     swarm = SimSwarm((2, 3))
     assert swarm.run_to(STEP)
