@@ -61,6 +61,8 @@ class CoreOptions:
     run_id: str
     seed: int
     activation_bytes: int
+    plan_iterations: int = 8
+    """Changes of a plan that one search tries."""
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     gossip: GossipConfig = field(default_factory=lambda: GossipConfig(fanout=2))
 
@@ -122,7 +124,12 @@ class Core:
         )
         self.standings = Standings(clock, events, on_ban=self._ban, on_pardon=self.liveness.pardon)
         context.strike = self.standings.strike
-        self.planner = Planner(context, activation_bytes=options.activation_bytes, seed=options.seed)
+        self.planner = Planner(
+            context,
+            activation_bytes=options.activation_bytes,
+            seed=options.seed,
+            iterations=options.plan_iterations,
+        )
         context.routes = self.planner
         self.router = Router(
             context,

@@ -26,10 +26,11 @@ RATE_BYTES_PER_S = 1e9
 class Planner:
     """Keeps the plan for the agreed membership; ``path`` and ``replacement`` answer from it at once."""
 
-    def __init__(self, context: Context, *, activation_bytes: int, seed: int) -> None:
+    def __init__(self, context: Context, *, activation_bytes: int, seed: int, iterations: int) -> None:
         self._context = context
         self._activation_bytes = activation_bytes
         self._seed = seed
+        self._iterations = iterations
         self._views: dict[PeerId, PeerView] = {}
         self._instance: Instance | None = None
         self._looked = False
@@ -158,7 +159,13 @@ class Planner:
         held = before is not None and before.epoch == instance.epoch and validate(before, instance) is None
         if held and not improve:
             return
-        plan = search(instance, seed=self._seed + context.step, previous=before, proposer=context.me)
+        plan = search(
+            instance,
+            seed=self._seed + context.step,
+            previous=before,
+            iterations=self._iterations,
+            proposer=context.me,
+        )
         if before is not None and held and self._rank_of_plan(before, instance) <= rank(plan, instance):
             return
         self._plan = plan

@@ -65,6 +65,7 @@ class Trial:
             memory_slots=rng.choice([1, 2, 4]),
             validation_every=rng.choice([0, 0, 0, 0, 2]),
             pace=pace,
+            plan_iterations=1,
             default_link=link,
         )
         self.plan: FaultPlan = random_plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ class FakeDeferred:
 def bounds(part: int, parts: int) -> slice:
     """Where a part of a gradient lies."""
     return slice(WIDTH * part // parts, WIDTH * (part + 1) // parts)
+
+
+@lru_cache(maxsize=4096)
+def part_spec(part: int, parts: int) -> TensorSpec:
+    span = bounds(part, parts)
+    return TensorSpec(dtype="int64", shape=(span.stop - span.start,))
 
 
 class FakeBackend:
@@ -75,8 +82,7 @@ class FakeBackend:
         return self.sum[bounds(part, parts)].copy()
 
     def part_spec(self, part: int, parts: int) -> TensorSpec:
-        span = bounds(part, parts)
-        return TensorSpec(dtype="int64", shape=(span.stop - span.start,))
+        return part_spec(part, parts)
 
     def combine(self, contributions: list[Any], tokens: int) -> Any:
         if not all(self.usable(values) for values in contributions):

@@ -108,7 +108,12 @@ class SimPeer:
         self.dead = False
         self.core = Core(
             CoreOptions(
-                stage=stage, incarnation=incarnation, run_id="sim", seed=swarm.seed, activation_bytes=32
+                stage=stage,
+                incarnation=incarnation,
+                run_id="sim",
+                seed=swarm.seed,
+                activation_bytes=32,
+                plan_iterations=swarm.plan_iterations,
             ),
             swarm.rules,
             transport=transport,
@@ -164,10 +169,12 @@ class SimSwarm:
         validation_every: int = 0,
         pace: float | tuple[float, ...] = 1.0,
         moves: bool = False,
+        plan_iterations: int = 8,
         **network: Any,
     ) -> None:
         self.seed = seed
         self.pace = pace
+        self.plan_iterations = plan_iterations
         self.moves = moves
         self.clock = SimClock()
         self.network = SimNetwork(self.clock, seed, **network)

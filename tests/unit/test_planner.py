@@ -25,7 +25,7 @@ class Planning(Desk):
         super().__init__(me, replicas, each=EACH, path_length=path_length)
         self.published: list[tuple[str, bytes]] = []
         vars(self.context.liveness).update(linked=list, round_trip_s=lambda peer: None)
-        self.planner = Planner(self.context, activation_bytes=1000, seed=0)
+        self.planner = Planner(self.context, activation_bytes=1000, seed=0, iterations=8)
 
     def start(self) -> None:
         """Gossip from now on, as a daemon does."""
