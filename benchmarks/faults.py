@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from time import perf_counter, process_time
 from types import FrameType
 
@@ -119,9 +120,18 @@ def main() -> int:
     made.add_argument("--count", type=int, metavar="N", help="how many seeds (default 10000; quick 300)")
     made.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     made.add_argument("--trace", action="store_true", help="print every event of the first seed instead")
+    made.add_argument(
+        "--logs", type=Path, metavar="DIR", help="write the first seed's event logs, for skipswarm events"
+    )
     options = made.parse_args()
     if options.trace:
         show(options.seed)
+        return 0
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
+        trial = Trial(options.seed)
+        print(trial.run())
+        trial.swarm.save_logs(options.logs)
         return 0
     count = options.count or (300 if options.quick else 10_000)
     figures = figures_of(run_all(options.seed, count, options.workers), count)

@@ -276,6 +276,7 @@ class Origin:
             self._context.transport.send(peer, release)
         for started in self.started.values():
             if started.gradient is not None and started.path[-1].peer == peer:
+                self._context.events.emit("sent", **started.held.fields(), other=peer, kind="backward")
                 self._send_gradient(started)
 
     # -- the commit ----------------------------------------------------------------------------------------

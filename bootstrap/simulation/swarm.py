@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bootstrap.simulation.fake import SPEC, WIDTH, FakeBackend, FakeBatches
@@ -310,6 +311,11 @@ class SimSwarm:
     def trace(self) -> list[tuple[Any, ...]]:
         """Everything that happened, for comparing two runs."""
         return [(p.name, *entry) for p in self.lives() for entry in p.events.entries]
+
+    def save_logs(self, folder: Path) -> None:
+        """Write what each peer's event log would hold, a file for each life."""
+        for number, peer in enumerate(self.lives()):
+            (folder / f"{peer.name}-{number}.jsonl").write_text("".join(peer.events.lines(peer.name)))
 
     def wasted(self, step: int) -> dict[tuple[str, int], int]:
         """(peer, index) -> forward computations of a living peer that differ from what counted there: once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ import typer
 
 if TYPE_CHECKING:
     from swarm.timeline.merge import Timeline
+
+BESIDE = 2
+"""So many steps before and after it tell how the clocks differ."""
 
 SILENT_S = 2.0
 """Work that takes longer says how far it is, as often."""
@@ -23,6 +27,10 @@ events = typer.Typer(
 )
 
 Place = Annotated[Path, typer.Argument(metavar="DIR", help="Holds the peers' event logs, *.jsonl.")]
+FromStep = Annotated[int, typer.Option(min=0, help="Leave out what is of earlier steps.")]
+ToStep = Annotated[
+    int | None, typer.Option(min=0, help="Leave out what is of later steps.", show_default="the last")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")]
 
 
@@ -32,6 +40,8 @@ def merge(
     out: Annotated[
         Path | None, typer.Option(help="Write the trace here.", show_default="trace.json in DIR")
     ] = None,
+    from_step: FromStep = 0,
+    to_step: ToStep = None,
 ) -> None:
     """Make one Chrome trace of all logs, for https://ui.perfetto.dev: a row for each peer, grouped by stage.
 
@@ -44,11 +54,12 @@ def merge(
     from swarm.errors import UserError
     from swarm.timeline import trace
 
-    timeline = _timeline(place)
+    progress = _Progress()
+    timeline = _timeline(place, progress, from_step, to_step)
     target = out or (place if place.is_dir() else place.parent) / "trace.json"
     try:
         with target.open("w", encoding="utf-8") as file:
-            rows = trace.write(timeline, file)
+            rows = trace.write(timeline, file, lambda rows: progress.say(f"{rows:,} rows written"))
     except OSError as error:
         raise UserError(f"{target}: {error.strerror}; choose another file with --out") from None
     typer.echo(f"{len(timeline.entries):,} events of {timeline.files} logs -> {target} ({rows:,} rows)")
@@ -76,7 +87,8 @@ def why(
     from swarm.timeline.show import show_why
     from swarm.timeline.why import why as answer
 
-    found = answer(_timeline(place), step, index)
+    timeline = _timeline(place, _Progress(), max(0, step - BESIDE), step + BESIDE)
+    found = answer(timeline, step, index)
     if as_json:
         typer.echo(found.model_dump_json(indent=1))
     else:
@@ -84,7 +96,7 @@ def why(
 
 
 @events.command()
-def summary(place: Place, as_json: AsJson = False) -> None:
+def summary(place: Place, from_step: FromStep = 0, to_step: ToStep = None, as_json: AsJson = False) -> None:
     """Count steps, commits, reroutes and restarts by cause, and each lost peer with its recovery.
 
     \b
@@ -94,7 +106,7 @@ def summary(place: Place, as_json: AsJson = False) -> None:
     from swarm.timeline.show import show_summary
     from swarm.timeline.summary import summarise
 
-    found = summarise(_timeline(place))
+    found = summarise(_timeline(place, _Progress(), from_step, to_step))
     if as_json:
         typer.echo(found.model_dump_json(indent=1))
     else:
@@ -114,15 +126,25 @@ def schema() -> None:
     typer.echo(table(), nl=False)
 
 
-def _timeline(place: Path, now: Callable[[], float] = time.monotonic) -> Timeline:
+class _Progress:
+    """Says on standard error how far work is that takes long."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._told_s = now()
+
+    def say(self, text: str) -> None:
+        if self._now() - self._told_s >= SILENT_S:
+            self._told_s = self._now()
+            typer.echo(text, err=True)
+
+
+def _timeline(place: Path, progress: _Progress, from_step: int, to_step: int | None) -> Timeline:
     from swarm.timeline.merge import merge as merged
 
-    told_s = now()
+    def told(read: int, files: int, count: int) -> None:
+        progress.say(f"{read} of {files} logs read, {count:,} events")
 
-    def progress(read: int, files: int, count: int) -> None:
-        nonlocal told_s
-        if now() - told_s >= SILENT_S:
-            told_s = now()
-            typer.echo(f"{read} of {files} logs read, {count:,} events", err=True)
-
-    return merged(place, progress)
+    end = sys.maxsize if to_step is None else to_step + 1
+    steps = None if (from_step, to_step) == (0, None) else range(from_step, end)
+    return merged(place, told, steps)

@@ -35,9 +35,16 @@ class Timeline:
         ]
 
 
-def merge(place: Path, progress: Progress = lambda read, files, events: None) -> Timeline:
-    """Raises ``UserError``: nothing to read, nothing in it, or too much."""
-    reading = read(place, progress)
+def merge(
+    place: Path,
+    progress: Progress = lambda read, files, events: None,
+    steps: range | None = None,
+) -> Timeline:
+    """The logs at or below ``place``, of some steps only if they are given.
+
+    Raises ``UserError``: nothing to read, nothing in it, or too much.
+    """
+    reading = read(place, progress, steps)
     clocks = align(reading.sections)
     entries = entries_of(reading.sections, clocks)
     if not entries:

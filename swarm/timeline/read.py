@@ -19,7 +19,8 @@ from swarm.timeline.schema import EVENTS, SCHEMA_VERSION, Began, Opened
 MAX_LINE_BYTES = 1 << 22
 """A close of a thousand microbatches on paths of fifty stages is 3 MB."""
 MAX_FILES = 10_000
-MAX_EVENTS = 5_000_000
+MAX_EVENTS = 2_000_000
+"""At a kilobyte each."""
 LINES_A_REPORT = 10_000
 
 
@@ -75,14 +76,21 @@ def find(place: Path) -> list[Path]:
     return found
 
 
-def read(place: Path, progress: Progress = lambda read, files, events: None) -> Reading:
-    """Every log at or below ``place``. Raises ``UserError``: nothing to read, or too much."""
+def read(
+    place: Path,
+    progress: Progress = lambda read, files, events: None,
+    steps: range | None = None,
+) -> Reading:
+    """Every log at or below ``place``; of what names a step, that of ``steps``, where those are given.
+
+    Raises ``UserError``: nothing to read, or too much.
+    """
     paths = find(place)
     reading = Reading()
     for path in paths:
         try:
             with path.open("rb") as file:
-                for _ in _read_file(file, str(path), reading):
+                for _ in _read_file(file, str(path), reading, steps):
                     progress(reading.files, len(paths), reading.events)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}; leave it out") from None
@@ -90,7 +98,7 @@ def read(place: Path, progress: Progress = lambda read, files, events: None) -> 
     return reading
 
 
-def _read_file(file: BinaryIO, name: str, reading: Reading) -> Iterator[None]:
+def _read_file(file: BinaryIO, name: str, reading: Reading, steps: range | None) -> Iterator[None]:
     """Yields after every so many lines."""
     section = Section(name, None)
     reading.sections.append(section)
@@ -98,12 +106,14 @@ def _read_file(file: BinaryIO, name: str, reading: Reading) -> Iterator[None]:
     for number, line in enumerate(_lines(file, reading.passed_over), start=1):
         if number % LINES_A_REPORT == 0:
             yield
-        entry = _entry(line, stage, reading.passed_over)
+        entry = _entry(line, stage, reading.passed_over, steps)
         if entry is None:
             continue
         reading.events += 1
         if reading.events > MAX_EVENTS:
-            raise UserError(f"more than {MAX_EVENTS:,} events; pass a folder with some of the logs")
+            raise UserError(
+                f"more than {MAX_EVENTS:,} events; choose fewer steps (--from-step, --to-step) or fewer logs"
+            )
         if isinstance(entry.event, Opened):
             if entry.event.version > SCHEMA_VERSION:
                 reading.passed_over["logs of a later version, read as far as known"] += 1
@@ -130,7 +140,7 @@ def _lines(file: BinaryIO, passed_over: Counter[str]) -> Iterator[bytes]:
             yield line
 
 
-def _entry(line: bytes, stage: int, passed_over: Counter[str]) -> Entry | None:
+def _entry(line: bytes, stage: int, passed_over: Counter[str], steps: range | None) -> Entry | None:
     try:
         values: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -143,6 +153,9 @@ def _entry(line: bytes, stage: int, passed_over: Counter[str]) -> Entry | None:
     known = isinstance(at_s, int | float) and isinstance(peer, str) and isinstance(name, str)
     if not known or not 0 < len(peer) <= 128 or not math.isfinite(at_s) or abs(at_s) > 1e12:
         passed_over["broken"] += 1
+        return None
+    step = values.get("step")
+    if steps is not None and isinstance(step, int) and step not in steps:
         return None
     if name not in EVENTS:
         passed_over["unknown event"] += 1

@@ -136,8 +136,8 @@ class Received(Microbatch):
 
 
 class Computed(Microbatch):
-    """A task of a microbatch was computed: seconds in the queue, seconds of computing. What comes of it is
-    sent on at once."""
+    """A task of a microbatch was computed: seconds in the queue, seconds of computing. It came at ``t`` less
+    both; what comes of it is sent on at ``t``."""
 
     frequent = True
     kind: Kind

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, TextIO
 
 from swarm.timeline.base import Event
 from swarm.timeline.clocks import tasks_of
 from swarm.timeline.merge import Timeline, short
-from swarm.timeline.read import Entry
+from swarm.timeline.read import LINES_A_REPORT, Entry
 from swarm.timeline.schema import Averaged, Committed, Computed, Summed
 
 NO_INSTANTS = frozenset({"opened", "computed", "received", "sent", "stale", "planned", "summed", "averaged"})
@@ -56,13 +56,15 @@ def _place(thread: tuple[int, int]) -> Row:
     return {"pid": thread[0], "tid": thread[1]}
 
 
-def write(timeline: Timeline, out: TextIO) -> int:
-    """Write one JSON object, an event a line; how many events."""
+def write(timeline: Timeline, out: TextIO, progress: Callable[[int], None] = lambda rows: None) -> int:
+    """Write one JSON object, an event a line; how many events. ``progress`` hears of it now and then."""
     count = 0
     out.write('{"displayTimeUnit":"ms","traceEvents":[')
     for row in rows(timeline):
         out.write(("\n" if count == 0 else ",\n") + json.dumps(row, separators=(",", ":"), allow_nan=False))
         count += 1
+        if count % LINES_A_REPORT == 0:
+            progress(count)
     out.write("\n]}\n")
     return count
 

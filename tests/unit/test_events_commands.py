@@ -39,8 +39,7 @@ def logs(shell: Shell) -> SimSwarm:
     assert swarm.run_to(3)
     folder = shell.folder / "logs"
     folder.mkdir()
-    for peer in swarm.lives():
-        (folder / f"{peer.name}.jsonl").write_text("".join(peer.events.lines(peer.name)))
+    swarm.save_logs(folder)
     return swarm
 
 
@@ -96,6 +95,16 @@ def test_long_reading_says_how_far_it_is(
     shown = shell("events", "summary", "logs", "--json")
     assert "0 of 6 logs read, 9 events\n" in shown.err
     json.loads(shown.out)
+
+
+def test_chosen_steps_are_read_alone(logs: SimSwarm, shell: Shell) -> None:
+    every = json.loads(shell("events", "summary", "logs", "--json").out)
+    some = json.loads(shell("events", "summary", "logs", "--json", "--from-step", "1", "--to-step", "1").out)
+    assert (every["closed"], some["closed"]) == (3, 1)
+    assert some["counted"] == logs.counted(1)
+    assert some["losses"][0]["peer"] == LOST
+    later = json.loads(shell("events", "summary", "logs", "--json", "--from-step", "1").out)
+    assert later["closed"] == 2
 
 
 def test_mistakes_are_one_line(logs: SimSwarm, shell: Shell) -> None:

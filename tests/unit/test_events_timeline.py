@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.faults.trial import Trial
 from bootstrap.simulation.swarm import DURATIONS_S, SimSwarm
 from peer.worker import TaskKind
 from swarm.errors import UserError
@@ -25,9 +26,7 @@ COMPUTED_S = 3 * (DURATIONS_S[TaskKind.FORWARD] + DURATIONS_S[TaskKind.BACKWARD]
 
 
 def save(swarm: SimSwarm, folder: Path) -> Path:
-    for peer in swarm.lives():
-        lines = peer.events.lines(peer.name)
-        (folder / f"{peer.name}-{peer.incarnation}.jsonl").write_text("".join(lines))
+    swarm.save_logs(folder)
     return folder
 
 
@@ -145,6 +144,27 @@ def test_a_lost_origin_is_named_with_the_time_until_another_took_over(
         assert answer.attempts[0].origin == ORIGIN
         assert answer.counted[0].peer != ORIGIN
         assert f"origin {ORIGIN} was lost" in {part.detail for part in answer.slices}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_under_random_faults_each_moment_has_one_name_and_no_slice_overlaps(
+    seed: int, tmp_path: Path
+) -> None:
+    trial = Trial(seed)
+    trial.run()
+    trial.swarm.save_logs(tmp_path)
+    timeline = merge(tmp_path)
+    assert not timeline.passed_over
+    started = {(f["step"], f["index"]) for _, f in trial.swarm.of("started")}
+    assert started
+    rerouted = 0
+    for step, index in started:
+        answer = whole(why(timeline, step, index))
+        rerouted += len(answer.reroutes)
+    assert rerouted == len(trial.swarm.of("rerouted")) == sum(summarise(timeline).rerouted.values())
+    assert sum(e["ph"] == "X" for e in rows(timeline)) == sum(
+        len(trial.swarm.of(event)) for event in ("computed", "averaged")
+    )
 
 
 def test_what_is_in_no_log_is_one_line(timeline: Timeline) -> None:
