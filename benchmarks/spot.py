@@ -2,9 +2,9 @@
 
 12 peers, 3 of each stage; losses at 0.13, 0.43 and 1.62 per node-hour, one to four machines at once, each
 back after two minutes. ``retained_RATE``: throughput of the simulated swarm under these losses over that
-without. The other two are reckoned on the same losses with the step times that the same simulator gives for the peers
-that are left: ``restart_RATE``: all stop at a loss, and go on from the last checkpoint with who is left (and
-stop once more, at the next checkpoint, to take in who is back); ``drop_RATE``: a lost peer takes its whole
+without. The other two are reckoned on the same losses with the step times that the same simulator gives
+for the peers that are left. ``restart_RATE``: all stop at a loss, and go on from the last checkpoint with
+who is left (and stop once more to take in who is back). ``drop_RATE``: a lost peer takes its whole
 pipeline, one peer of each stage, out of use until it is back, and what was under way in it.
 """
 

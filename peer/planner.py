@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
+
 from peer.context import Context
 from peer.worker import TaskKind
 from scheduler.errors import SchedulerError
@@ -38,6 +41,12 @@ class Planner:
         self._plan: Plan | None = None
         self._standing: tuple[Plan, Instance, Rank] | None = None
         """The held plan's rank, which each plan that comes is compared with."""
+        self._planned: Counter[PeerId] = Counter()
+        """Visits by ``_counted_plan``."""
+        self._counted_plan: Plan | None = None
+        self._given: Counter[PeerId] = Counter()
+        """Visits beyond the plan that we have asked for in step ``_given_step``."""
+        self._given_step = -1
         self._gossip: Gossip | None = None
         self._soon = False
         self._closed = False
@@ -63,6 +72,7 @@ class Planner:
         try:
             if fact.topic == VIEW_TOPIC:
                 self._views[fact.owner] = PeerView.from_bytes(fact.value, fact.owner)
+                self._guess_again()
             elif fact.topic == PLAN_TOPIC:
                 self._weigh(PlanFact.from_bytes(fact.value, fact.owner).plan)
         except SchedulerError as error:
@@ -107,9 +117,6 @@ class Planner:
     def _own_view(self) -> PeerView:
         context = self._context
 
-        def measured_s(kind: TaskKind) -> float:
-            return max(1e-6, context.worker.median_s(kind) or NOMINAL_S)
-
         links = {}
         for peer in context.liveness.linked():
             round_trip_s = context.liveness.round_trip_s(peer)
@@ -121,15 +128,39 @@ class Planner:
             stage=context.stage,
             state=context.state,
             step=context.step,
-            forward_s=measured_s(TaskKind.FORWARD),
-            backward_s=measured_s(TaskKind.BACKWARD),
-            weight_s=measured_s(TaskKind.WEIGHT),
-            loss_s=measured_s(TaskKind.LOSS) if context.stage == 0 else 0.0,
+            forward_s=self._needed_s(TaskKind.FORWARD, "forward_s"),
+            backward_s=self._needed_s(TaskKind.BACKWARD, "backward_s"),
+            weight_s=self._needed_s(TaskKind.WEIGHT, "weight_s"),
+            loss_s=self._needed_s(TaskKind.LOSS, "loss_s") if context.stage == 0 else 0.0,
             memory_slots=context.rules.memory_slots,
             up_bytes_per_s=RATE_BYTES_PER_S,
             down_bytes_per_s=RATE_BYTES_PER_S,
             links=links,
         )
+
+    def _needed_s(self, kind: TaskKind, field: str) -> float:
+        """What a task takes here. Before the first was measured, what it takes the other replicas of our
+        stage: who seems faster than they are gets all their work."""
+        needed_s = self._context.worker.median_s(kind)
+        if needed_s is None:
+            mates = [
+                getattr(view, field)
+                for view in self._views.values()
+                if view.stage == self._context.stage and view.peer != self._context.me
+            ]
+            needed_s = statistics.median_high(mates) if mates else NOMINAL_S
+        return max(1e-6, needed_s)
+
+    def _guess_again(self) -> None:
+        """Others' views have come: what we said of ourselves without a measurement may be wrong."""
+        told = self._views.get(self._context.me)
+        unmeasured = self._context.worker.median_s(TaskKind.FORWARD) is None
+        if (
+            told is not None
+            and unmeasured
+            and told.forward_s != self._needed_s(TaskKind.FORWARD, "forward_s")
+        ):
+            self.tell()
 
     # -- planning ------------------------------------------------------------------------------------------
 
@@ -254,4 +285,22 @@ class Planner:
         if instance is None or not listed:
             return candidates[0]
         dead = {spec.peer for spec in instance.peers if spec.peer not in listed}
-        return replacement(instance, (context.me, listed[0]), 1, dead, stage=stage) or listed[0]
+        load_s = self._load_s(instance)
+        chosen = replacement(instance, (context.me, ""), 1, dead, stage=stage, load_s=load_s)
+        chosen = chosen or listed[0]
+        self._given[chosen] += 1
+        return chosen
+
+    def _load_s(self, instance: Instance) -> dict[PeerId, float]:
+        """What each peer has to do in this step: by the plan, and what we have put on it beyond that."""
+        if self._given_step != self._context.step:
+            self._given_step = self._context.step
+            self._given.clear()
+        if self._plan is not self._counted_plan:
+            self._counted_plan = self._plan
+            paths = self._plan.paths if self._plan is not None else ()
+            self._planned = Counter(peer for path in paths for peer in path[1:])
+        return {
+            spec.peer: (self._planned[spec.peer] + self._given[spec.peer]) * spec.work_s
+            for spec in instance.peers
+        }

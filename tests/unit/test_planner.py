@@ -244,3 +244,22 @@ def test_losses_that_come_together_are_planned_for_once(desk: Planning) -> None:
     assert desk.paths() == [["s0r0", "s1r1", "s2r1"]] * EACH
     assert desk.planner.plan is not None
     assert {path[0] for path in desk.planner.plan.paths} == {"s0r0"}
+
+
+def test_who_has_measured_nothing_is_taken_to_need_what_its_stage_needs() -> None:
+    """Who seemed faster than the others of its stage got all their work."""
+    desk = Planning(me="s1r2", replicas=(2, 3, 2))
+    desk.start()
+    for peer in ("s1r0", "s1r1"):
+        desk.hear(VIEW_TOPIC, peer, desk.view(peer, forward_s=0.3, backward_s=0.4).to_bytes())
+    desk.hear(VIEW_TOPIC, "s2r0", desk.view("s2r0", forward_s=0.7).to_bytes())
+    views = [PeerView.from_bytes(value, "s1r2") for value in desk.told(VIEW_TOPIC)]
+    assert len(views) == 2, "once at the start, once when it knew better"
+    assert (views[-1].forward_s, views[-1].backward_s) == (0.3, 0.4)
+
+
+def test_those_who_ask_for_replacements_get_them_evenly() -> None:
+    desk = Planning(replicas=(2, 3, 2))
+    desk.see()
+    chosen = Counter(desk.planner.replacement(1, {"s1r1"}) for _ in range(8))
+    assert chosen == {"s1r0": 4, "s1r2": 4}
