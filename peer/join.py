@@ -206,9 +206,14 @@ class Joiner:
         if self._bereft and step in self._closes and not self._applying and self._others_passed(step):
             self._start_over(step)
 
-    def _misses_replica(self) -> bool:
-        context = self._context
-        return set(context.replicas(context.stage)) != set(context.living(context.stage))
+    def _averagers(self, step: int) -> set[PeerId]:
+        """Who averages ``step`` in our stage, as far as we know: one of them may host another stage since."""
+        close = self._closes.get(step - 1)
+        members = close.members if close is not None else self._context.members
+        return {m.peer for m in members if m.stage == self._context.stage and not m.learning}
+
+    def _misses_replica(self, step: int) -> bool:
+        return not all(self._context.liveness.alive(peer) for peer in self._averagers(step))
 
     def _others_passed(self, step: int) -> bool:
         """Has a replica applied the average of ``step``, which we wait for?"""
@@ -311,7 +316,7 @@ class Joiner:
                 "loaded", step=index.step, digest=digest, bytes=len(image), sources=sources
             )
             self._state_step = index.step
-            self._bereft = self._misses_replica()
+            self._bereft = self._misses_replica(index.step)
             self._context.lineage = index.lineage
             self._catch_up()
 
@@ -324,7 +329,8 @@ class Joiner:
         worker.submit(TaskKind.SYNC, (index.step,), lambda: backend.load_image(image), done, refused)
 
     def on_lost(self, peer: PeerId) -> None:
-        self._bereft = self._bereft or peer in self._context.replicas(self._context.stage)
+        step = self._state_step
+        self._bereft = self._bereft or (step is not None and peer in self._averagers(step))
         if self.download is not None:
             self.download.on_lost(peer)
         if self.restoration is not None:
@@ -335,7 +341,7 @@ class Joiner:
     def on_average(self, sender: PeerId, message: AverageMessage, tensor: Any) -> None:
         """An average of our stage, for us as a learner."""
         context = self._context
-        if message.stage != context.stage or sender not in context.replicas(context.stage):
+        if message.stage != context.stage or sender not in self._averagers(message.step):
             return
         if isinstance(message, AverageResult):
             rounds = self._averages.setdefault(message.step, {})
@@ -429,7 +435,7 @@ class Joiner:
         def done(result: tuple[str, dict[str, float]]) -> None:
             self._applying = False
             self._state_step = step + 1
-            self._bereft = self._misses_replica()
+            self._bereft = self._misses_replica(step + 1)
             context.lineage = lineage_after(context.lineage, word.digest)
             self._averages.pop(step, None)
             self._done.pop(step, None)

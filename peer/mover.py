@@ -9,14 +9,14 @@ other stage only; it still averages that step in the old one, and begins the nex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from peer.context import Backend, Context
 from peer.join import Joiner
 from peer.ledger import Ledger
 from peer.restore import Disk, Recalled
 from peer.worker import TaskKind
-from scheduler.assignment import Replica, moves
+from scheduler.assignment import Move, Replica, moves
 from swarm.clock import Timer
 from swarm.messages import Member, StepClose
 from swarm.transport.base import PeerId
@@ -29,16 +29,30 @@ MOVE_LIMIT_S = 300.0
 """A move that takes longer is given up."""
 COOL_DOWN_S = 600.0
 """After a move, or one that was given up, a peer stays where it is."""
+PASS_OVER_S = 15.0
+PASS_OVER_REVIEWS = 4
+"""When one that should go has not gone so long after its patience, and in so many steps, it rests or was told
+to stay: the next one is to go."""
 
 
-def snapshot(members: tuple[Member, ...]) -> tuple[Replica, ...]:
-    """The membership as moves are decided from it: who is learning a stage counts there, and stays."""
+def snapshot(members: tuple[Member, ...], staying: frozenset[PeerId] = frozenset()) -> tuple[Replica, ...]:
+    """The membership as moves are decided from it: who is learning a stage counts there, and stays, and so
+    do those of ``staying``."""
     learning = {member.peer: member.stage for member in members if member.learning}
     full = {member.peer: member.stage for member in members if not member.learning}
+    stay = learning.keys() | staying
     return tuple(
-        Replica(peer, learning.get(peer, full.get(peer, 0)), movable=peer not in learning)
+        Replica(peer, learning.get(peer, full.get(peer, 0)), movable=peer not in stay)
         for peer in sorted(learning.keys() | full.keys())
     )
+
+
+@dataclass
+class Due:
+    """Since when a move is due, and in how many steps it was."""
+
+    since_s: float
+    reviews: int = 0
 
 
 class Mover:
@@ -59,10 +73,10 @@ class Mover:
         self._disk_for = disk_for
         self._on_ready = on_ready
         self._on_missed = on_missed
-        self._seen: tuple[Member, ...] = ()
-        self._wanted: int | None = None
-        """The stage that we should move to, as of the membership in ``_seen``."""
-        self._wanted_since_s = 0.0
+        self._due: dict[Move, Due] = {}
+        """The moves that the membership needs, ours and others'."""
+        self._stay_until_s: dict[PeerId, float] = {}
+        """Others that were to go and did not."""
         self._rests_until_s = 0.0
         self._limit: Timer | None = None
         self.there: Context | None = None
@@ -84,29 +98,31 @@ class Mover:
             or now < self._rests_until_s
         ):
             return
-        if context.members != self._seen:
-            self._seen = context.members
-            wanted = self._target()
-            if wanted != self._wanted:
-                self._wanted, self._wanted_since_s = wanted, now
-        if self._wanted is None:
-            return
-        urgent = not context.replicas(self._wanted)
-        if now - self._wanted_since_s >= (URGENT_PATIENCE_S if urgent else MOVE_PATIENCE_S):
-            self._begin(self._wanted)
+        for peer, until_s in list(self._stay_until_s.items()):
+            if now >= until_s:
+                del self._stay_until_s[peer]
+        self._due = {move: self._due.get(move, Due(now)) for move in self._moves()}
+        for move, due in self._due.items():
+            due.reviews += 1
+            patience_s = MOVE_PATIENCE_S if context.replicas(move.target) else URGENT_PATIENCE_S
+            late_s = now - due.since_s - patience_s
+            if move.peer == context.me:
+                # Nobody can make the embedding and the head anew.
+                if late_s >= 0 and (move.target != 0 or context.replicas(0)):
+                    self._begin(move.target)
+                    return
+            elif late_s >= PASS_OVER_S and due.reviews >= PASS_OVER_REVIEWS:
+                self._stay_until_s[move.peer] = now + COOL_DOWN_S
 
-    def _target(self) -> int | None:
+    def _moves(self) -> tuple[Move, ...]:
         context, rules = self._context, self._context.rules
-        made = moves(
-            snapshot(context.members),
+        return moves(
+            snapshot(context.members, frozenset(self._stay_until_s)),
             stages=rules.stages,
             path_length=rules.path_length,
             start_replicas=rules.start_replicas,
             work_s=rules.work_s,
         )
-        target = next((move.target for move in made if move.peer == context.me), None)
-        # Nobody can make the embedding and the head anew.
-        return None if target == 0 and not context.replicas(0) else target
 
     # -- the move ------------------------------------------------------------------------------------------
 
@@ -163,8 +179,7 @@ class Mover:
         if self._limit is not None:
             self._limit.cancel()
         self.there = self.joiner = self._limit = self.ready_at = None
-        self._wanted = None
-        self._seen = ()
+        self._due = {}
         self._rests_until_s = self._context.clock.now() + COOL_DOWN_S
 
     # -- what comes for us as a learner ----------------------------------------------------------------------

@@ -143,3 +143,27 @@ def test_a_peer_that_leaves_gives_its_move_up() -> None:
     swarm.kill(name)
     moved(swarm)
     goes_on(swarm)
+
+
+def test_who_was_told_to_stay_is_passed_over() -> None:
+    swarm = lacking()
+    first = min(peer.name for peer in swarm.living() if peer.stage == 1)
+    swarm.peers[first].core.mover._backend_for = None
+    ((name, _),) = moved(swarm, 200)
+    assert name != first
+    goes_on(swarm, 4)
+    assert hosted(swarm) == [2, 3, 2]
+
+
+def test_a_newcomer_gets_the_last_average_that_a_mover_makes_in_its_old_stage() -> None:
+    swarm = lacking()
+    assert swarm.clock.run_until(lambda: bool(swarm.of("moving")), 60)
+    ((_, going),) = swarm.of("moving")
+    # It asks too late for the close of this step: the next admits both, and the one after names both.
+    assert swarm.clock.run_until(lambda: swarm.counted(going["step"]) > 0, 30)
+    new = swarm.newcomer("new", 1)
+    ((_, gone),) = moved(swarm)
+    goes_on(swarm, 4)
+    assert [fields["step"] for fields in new.events.of("followed")] == [gone["step"] - 1]
+    assert [fields["step"] for fields in new.events.of("joined")] == [gone["step"]]
+    assert new.events.of("missed_average") == []
