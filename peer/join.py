@@ -203,7 +203,7 @@ class Joiner:
         step = self._state_step
         if step is not None and step not in self._closes and self._closes and max(self._closes) > step:
             self._start_over(step)  # a decision was missed, and with it the average
-        if self._bereft and step in self._closes and not self._applying and self._others_passed(step):
+        if self._bereft and step in self._closes and not self._applying and self._never_comes(step):
             self._start_over(step)
 
     def _averagers(self, step: int) -> set[PeerId]:
@@ -215,11 +215,14 @@ class Joiner:
     def _misses_replica(self, step: int) -> bool:
         return not all(self._context.liveness.alive(peer) for peer in self._averagers(step))
 
-    def _others_passed(self, step: int) -> bool:
-        """Has a replica applied the average of ``step``, which we wait for?"""
+    def _never_comes(self, step: int) -> bool:
+        """Has a replica applied the average of ``step``, which we wait for, or is nobody left who could?"""
         context = self._context
-        others = set(context.living(context.stage)) - {context.me}
-        return any((context.liveness.step_of(peer) or 0) > step for peer in others)
+        others = set(context.replicas(context.stage)) - {context.me}
+        if self._named(step + 1) and all(context.liveness.gone(peer) for peer in others):
+            return True
+        passed = others & set(context.living(context.stage))
+        return any((context.liveness.step_of(peer) or 0) > step for peer in passed)
 
     def on_link_up(self, peer: PeerId) -> None:
         if peer in self.contacts:

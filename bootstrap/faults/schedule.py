@@ -152,7 +152,9 @@ def random_plan(
     if 2 * len(victims) < len(peers):
         for name in victims:
             scheduler.touched.add(name)
-            plan = plan.add("kill", peer=name).triggered(scheduler.trigger(steps, aimed=True))
+            back = scheduler.duration_s() if rng.random() < 0.4 else None
+            kill = plan.add("kill", peer=name, returns_after_s=back)
+            plan = kill.triggered(scheduler.trigger(steps, aimed=True))
     for kind in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=rng.randint(1, most)):
         fields = scheduler.fault(kind)
         if fields is not None:

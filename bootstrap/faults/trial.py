@@ -67,6 +67,7 @@ class Trial:
             pace=pace,
             plan_iterations=1,
             default_link=link,
+            moves=rng.random() < 0.25,
         )
         self.plan: FaultPlan = random_plan(
             seed,

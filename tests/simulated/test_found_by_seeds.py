@@ -155,3 +155,24 @@ def test_a_newcomer_that_is_a_member_of_the_next_step_already_is_not_waited_for_
     plan = FaultPlan().add("kill", peer="s1r0", returns_after_s=1.745).at_step(3, 0.063)
     plan = plan.add("partition", groups=((Target(peer="s1r1"),),), duration_s=2.637).at_step(3, 0.3211)
     suffers(swarm, plan)
+
+
+def test_the_last_replica_lost_before_a_newcomer_has_its_average_leaves_a_stage_that_begins_again() -> None:
+    """The others count on the newcomer, which waits for an average that nobody has."""
+    swarm = SimSwarm((3, 2, 1), pace=4)
+    assert swarm.run_to(1)
+    peer = swarm.newcomer("new", 2)
+
+    def kill(sender: str, to: str, message: Any) -> None:
+        named = message.kind == "decided" and any(
+            member.peer == "new" and not member.learning for member in message.close.members
+        )
+        if named and not swarm.peers["s2r0"].dead:
+            swarm.kill("s2r0")
+
+    swarm.came.append(kill)
+    assert swarm.clock.run_until(lambda: swarm.peers["s2r0"].dead, 30)
+    assert swarm.clock.run_until(lambda: peer.core.context.active, 40)
+    assert swarm.run_to(max(p.step for p in swarm.living()) + 3, 60)
+    swarm.whole()
+    assert [name for name, _ in swarm.of("fell_out")] == ["new"]
