@@ -4,7 +4,8 @@
 share a few cores; stage 0 has time to spare. A seeded plan kills a peer that comes back, freezes one, or cuts
 one or two off, each in its turn. ``retained``: throughput with faults over that without (of the same swarm,
 before and after), divided by the share of machine time that was up: neither dead nor frozen nor cut off.
-``retained_members`` counts a peer as down until it takes work again, ``retained_plain`` nobody.
+``retained_members`` counts a peer as down until it takes work again; ``retained_stages`` besides weighs by
+the narrowest stage, for all stages get the same number of visits; ``retained_plain`` does not weigh.
 ``--simulate`` does the same in virtual time.
 """
 
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +95,7 @@ def history_of(events: list[Entry], stages: Mapping[str, int], per_origin: int) 
     history = History()
     digests: dict[tuple[int, int], set[str]] = {}
     for name, event in events:
-        kind, step = event["event"], event.get("step")
+        kind, step = event["event"], event.get("step", -1)
         if kind == "closed":
             known = history.closes.setdefault(step, event)
             same = all(known[part] == event[part] for part in ("counted", "members"))
@@ -113,10 +116,20 @@ def history_of(events: list[Entry], stages: Mapping[str, int], per_origin: int) 
     return history
 
 
-def down_s(
-    plan: FaultPlan, log: Log, events: list[Entry], window: tuple[float, float]
-) -> tuple[float, float]:
-    """Peer seconds within ``window`` in which a machine was down; and in which it took no work."""
+@dataclass(frozen=True)
+class Up:
+    """Shares of a window: of machine time that was up, of peer time in which it could be given work, and of
+    the time of the narrowest stage's peers, stage 0 left out, in which they could."""
+
+    machines: float
+    members: float
+    narrowest: float
+
+
+def up_in(
+    plan: FaultPlan, log: Log, events: list[Entry], stages: Mapping[str, int], window: tuple[float, float]
+) -> Up:
+    """What could work within ``window``."""
     machines: dict[str, list[tuple[float, float]]] = {}
     members: dict[str, list[tuple[float, float]]] = {}
     for began_s, number, _, whom in log:
@@ -129,7 +142,30 @@ def down_s(
             members.setdefault(name, []).append(
                 (began_s, _works_again_s(name, fault, began_s, until_s, events))
             )
-    return _total_s(machines, window), _total_s(members, window)
+    all_s = len(stages) * (window[1] - window[0])
+    return Up(
+        1 - _total_s(machines, window) / all_s,
+        1 - _total_s(members, window) / all_s,
+        _narrowest(members, stages, window),
+    )
+
+
+def _narrowest(
+    downs: Mapping[str, list[tuple[float, float]]], stages: Mapping[str, int], window: tuple[float, float]
+) -> float:
+    """The mean over ``window`` of the least share of a stage's peers that are up."""
+    sizes = Counter(stage for stage in stages.values() if stage)
+    edges = {t_s for spans in downs.values() for span in spans for t_s in span}
+    times = sorted({*window, *(t_s for t_s in edges if window[0] < t_s < window[1])})
+    total = 0.0
+    for began_s, ended_s in itertools.pairwise(times):
+        down = Counter(
+            stages[name]
+            for name, spans in downs.items()
+            if any(first <= began_s and last >= ended_s for first, last in spans)
+        )
+        total += (ended_s - began_s) * min(1 - down[stage] / size for stage, size in sizes.items())
+    return total / (window[1] - window[0])
 
 
 def _works_again_s(
@@ -162,19 +198,19 @@ def figures_of(
     history: History,
     clean: list[tuple[float, float]],
     faulty: tuple[float, float],
-    downs: Callable[[tuple[float, float]], tuple[float, float]],
+    up: Callable[[tuple[float, float]], Up],
 ) -> dict[str, float]:
     """``clean``, ``faulty``: from when to when nothing, or faults, happened."""
     rates = [history.tokens_per_s(*span)[0] for span in clean]
     rate, began_s, ended_s = history.tokens_per_s(*faulty)
-    machines_s, members_s = downs((began_s, ended_s))
+    share = up((began_s, ended_s))
     plain = rate * len(rates) / sum(rates)
-    all_s = PEERS * (ended_s - began_s)
     return {
-        "retained": plain / (1 - machines_s / all_s),
-        "retained_members": plain / (1 - members_s / all_s),
+        "retained": plain / share.machines,
+        "retained_members": plain / share.members,
+        "retained_stages": plain / share.narrowest,
         "retained_plain": plain,
-        "up": 1 - machines_s / all_s,
+        "up": share.machines,
         "clean_tokens_per_s": sum(rates) / len(rates),
         "clean_spread": max(rates) / min(rates) - 1,
         "tokens_per_s": rate,
@@ -227,7 +263,9 @@ async def run_processes(sizes: Sizes, seed: int) -> dict[str, float]:
         cpu_s = (run.cpu_s() - cpu_s) / (clean[-1][1] - faulty[0])
         events = run.of("closed", "stepped", "followed", "joined", "fell_out")
     history = history_of(events, run.stages, sizes.per_origin)
-    figures = figures_of(history, clean, faulty, lambda window: down_s(plan, faults.log, events, window))
+    figures = figures_of(
+        history, clean, faulty, lambda window: up_in(plan, faults.log, events, run.stages, window)
+    )
     return {**figures, "faults": sum(faults.fired.values()), "cpu_cores": cpu_s}
 
 
@@ -280,7 +318,9 @@ def run_simulated(sizes: Sizes, seed: int) -> dict[str, float]:
         key=lambda entry: entry[1]["t"],
     )
     history = history_of(events, stages, per_origin)
-    figures = figures_of(history, clean, faulty, lambda window: down_s(plan, faults.log, events, window))
+    figures = figures_of(
+        history, clean, faulty, lambda window: up_in(plan, faults.log, events, stages, window)
+    )
     return {**figures, "faults": sum(faults.fired.values())}
 
 
