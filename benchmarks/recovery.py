@@ -13,6 +13,7 @@ import asyncio
 import random
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks import report
 from benchmarks.runs import SwarmRun, manifest_text
@@ -46,7 +47,7 @@ def busy(run: SwarmRun, rng: random.Random) -> str:
 
 async def one(run: SwarmRun, kind: str, way: str, victim: str) -> Recovery:
     """Hit ``victim``, and wait until all is as before."""
-    numbers = {"returns_after_s": RETURN_S} if kind == "kill" else {"duration_s": FREEZE_S}
+    numbers: dict[str, Any] = {"returns_after_s": RETURN_S} if kind == "kill" else {"duration_s": FREEZE_S}
     plan = FaultPlan().add(kind, peer=victim, **numbers).at_message(way)
     async with ProcessFaults(run.swarm, plan, run.stages, run.start, run.clock) as faults:
         began_s = run.clock.now()

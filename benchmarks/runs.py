@@ -67,8 +67,7 @@ class SwarmRun:
         await self.swarm.open()
         self.swarm.start_node("node", signed=made.signed_path, key=made.key_path)
         node = Tail(self.swarm.events_path("node"))
-        ready: list[Event] = []
-        await self.until(lambda: ready.extend(e for e in node.read() if e["event"] == "ready") or ready)
+        ready = await self.until(lambda: [event for event in node.read() if event["event"] == "ready"])
         node.close()
         self._join = str(ready[0]["join"])
         for name, stage in self.stages.items():
