@@ -50,6 +50,10 @@ class Averaging:
         self._on_stuck = on_stuck
         self._close: StepClose | None = None
         self._listeners: tuple[PeerId, ...] = ()
+        self._partners: tuple[PeerId, ...] = ()
+        self._partners_before: tuple[PeerId, ...] = ()
+        """Who averages the last step with us, and the one before: one of them may be named in another stage
+        since, and not have come so far."""
         self._lineage = ""
         """Of the parameters that the average is for."""
         self._round: Round | None = None
@@ -73,6 +77,7 @@ class Averaging:
         self.stop()
         self._close = close
         self._listeners = listeners
+        self._partners_before, self._partners = self._partners, members
         self._lineage = self._context.lineage
         self._finished = None
         for step, roster in [key for key in self._early if key[0] < close.step]:
@@ -142,7 +147,8 @@ class Averaging:
         context = self._context
         if message.stage != context.stage:
             return
-        if not any(m.peer == sender and m.stage == context.stage for m in context.members):
+        replicas = {m.peer for m in context.members if m.stage == context.stage}
+        if sender not in {*replicas, *self._partners, *self._partners_before}:
             return  # it was voted out, or is not yet known to be in: it shows up again
         current = self._round
         if message.roster == roster_of(self._context.epoch, message.step, ("answer", sender)):

@@ -167,3 +167,26 @@ def test_a_newcomer_gets_the_last_average_that_a_mover_makes_in_its_old_stage() 
     assert [fields["step"] for fields in new.events.of("followed")] == [gone["step"] - 1]
     assert [fields["step"] for fields in new.events.of("joined")] == [gone["step"]]
     assert new.events.of("missed_average") == []
+
+
+@pytest.mark.parametrize(("kind", "cut_s"), [("average_done", 0.0), ("average_digest", 3.0)])
+def test_a_mover_that_misses_its_last_average_holds_nobody_up(kind: str, cut_s: float) -> None:
+    """The others have begun the next step, in which it is not of their stage any more, when it asks them."""
+    swarm = lacking()
+    assert swarm.clock.run_until(lambda: bool(swarm.of("moving")), 60)
+    ((name, going),) = swarm.of("moving")
+
+    def cut(sender: str, to: str, message: Any) -> bool:
+        about = to if kind == "average_done" else sender
+        if sender == to or about != name or message.stage != 1:
+            return False
+        if cut_s:
+            swarm.network.one_way(sender, to)
+            swarm.clock.call_later(cut_s, swarm.network.heal)
+        swarm.network.reset(sender, to)
+        return True
+
+    swarm.when(kind, cut, step=going["step"] + 2, sent=kind == "average_done")
+    moved(swarm)
+    goes_on(swarm, 4)
+    assert hosted(swarm) == [2, 3, 2]
