@@ -309,9 +309,13 @@ class Core:
 
     def meet(self, contacts: set[PeerId]) -> None:
         """More members whom a newcomer may ask, as long as none of those that it knows answers."""
-        if self.joiner is not None and not any(map(self.liveness.reachable, self.joiner.contacts)):
+        if self.joiner is not None and self.alone():
             self.joiner.contacts |= contacts
             self.liveness.watch(dict.fromkeys(self.joiner.contacts))
+
+    def alone(self) -> bool:
+        """Is this a newcomer that reaches none of the members it knows?"""
+        return self.joiner is not None and not any(map(self.liveness.reachable, self.joiner.contacts))
 
     def all_linked(self) -> bool:
         """Is there a link to every member? A newcomer does not know them."""

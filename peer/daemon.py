@@ -292,17 +292,19 @@ class Daemon:
             core.join(contacts - {self._me.peer})
         await self._announcer.publish(directory)
         published_s = learned_s = self._clock.now()
+        told = core.context.state
         while not self._stop.is_set() and not self._finished.is_set():
             try:
                 await self._pause_or_finish(LOOK_S)
             except Stopped:
                 break
             now = self._clock.now()
-            if now - published_s >= ANNOUNCE_S:
-                published_s = now
+            if now - published_s >= ANNOUNCE_S or core.context.state != told:
+                published_s, told = now, core.context.state  # newcomers look for those that are active
                 await self._announcer.publish(directory)
             await epochs.review(directory)
-            if now - learned_s >= (LEARN_S if core.all_linked() else ANNOUNCE_S):
+            patience_s = LEARN_S if core.all_linked() else LOOK_S if core.alone() else ANNOUNCE_S
+            if now - learned_s >= patience_s:
                 learned_s = now
                 await self._learn(core, directory, transport)
         if self._failure is None:
@@ -329,11 +331,20 @@ class Daemon:
             self._book.remember(records, self._me.peer)
             active = {record.peer for record in records if record.state == "active"} - {self._me.peer}
             core.meet(active)
-            if core.joiner is not None and not active and not self._told_alone:
-                self._told_alone = True
-                self._report("nobody trains in this run now; waiting for its peers (Ctrl-C leaves)")
+            if core.joiner is not None and not active:
+                await self._ask_whether_over(core, directory)
         except DirectoryError as error:
             self._events.emit("directory", reason=str(error))
+
+    async def _ask_whether_over(self, core: Core, directory: Directory) -> None:
+        """Nobody trains: has the run come to its end before this newcomer was in?"""
+        progress = await directory.progress()
+        if any(record.step >= core.context.rules.total_steps for record in progress):
+            self._report("the run is finished")
+            self._finished.set()
+        elif not self._told_alone:
+            self._told_alone = True
+            self._report("nobody trains in this run now; waiting for its peers (Ctrl-C leaves)")
 
     def _stepped(self, manifest: Manifest) -> None:
         """A step is over: measure, tell the volunteer, write a checkpoint when it is time."""
@@ -373,6 +384,9 @@ class Daemon:
         """Finish what is held, say goodbye, and let the directory know."""
         context = core.context
         if core.finished:
+            await self._announcer.publish(
+                directory
+            )  # while we are active: newcomers must know that it is over
             await self._until(lambda: self._written(core) and core.others_finished(), LINGER_S)
             self._report(f"the run is finished: {context.step} steps")
         elif context.active or core.stuck:
