@@ -40,7 +40,6 @@ class Donor:
         self._waiting: list[tuple[PeerId, StateRequest]] = []
         self.gradient_norm = 0.0
         """Of the last average, before it was clipped."""
-        self.sent_chunks = 0
 
     def on_step(self) -> None:
         """The parameters of a new step are in place: take their image if somebody waits for it."""
@@ -130,7 +129,6 @@ class Donor:
             chunk=number,
             tensor=TensorSpec(dtype="uint8", shape=(length,)),
         )
-        self.sent_chunks += 1
         context.transport.send(to, chunk, context.backend.from_bytes(data))
 
     def _refuse(self, to: PeerId, request: StateRequest, reason: str) -> None:

@@ -8,21 +8,18 @@ trigger by message, one of them is drawn when the fault is armed.
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from bootstrap.faults.control import pause, shape_of, signal_children, tell
+from bootstrap.faults.driver import Ends, FaultDriver, LinkFault
 from bootstrap.faults.plan import (
     AnyFault,
     AtMessage,
     AtStep,
     AtTime,
-    Delay,
     DiskFull,
-    Drop,
     FaultPlan,
     Freeze,
     Hang,
@@ -31,7 +28,6 @@ from bootstrap.faults.plan import (
     OneWay,
     Partition,
     Reset,
-    Slow,
     Target,
 )
 from bootstrap.local import LocalSwarm
@@ -42,13 +38,12 @@ LOOK_S = 0.02
 """Between two looks into the event logs."""
 
 
-class ProcessFaults:
+class ProcessFaults(FaultDriver):
     """Carries out ``plan`` on ``swarm`` from now on; an async context manager.
 
     ``stages``: the peers by name, with their stages; ``start(name, stage)`` starts one of them again, or a
-    newcomer. ``frozen_machines``: a freeze stops a peer's p2pd too, as a frozen machine would.
-    ``fired[n]``: how often the plan's fault number ``n`` happened; one whose target lives no more does not.
-    ``active``: faults that go on; ``log``: (time_s on the event logs' scale, number, kind, whom).
+    newcomer. ``frozen_machines``: a freeze stops a peer's p2pd too, as a frozen machine would. The times of
+    ``log`` are on the event logs' scale.
     """
 
     def __init__(
@@ -61,27 +56,17 @@ class ProcessFaults:
         *,
         frozen_machines: bool = False,
     ) -> None:
-        self.plan = plan
-        self.fired: Counter[int] = Counter()
-        self.active = 0
-        self.log: list[tuple[float, int, str, tuple[str, ...]]] = []
+        super().__init__(plan, tuple(stages))
         self.stages = dict(stages)
         self.ids: dict[str, str] = {}
         """name -> peer id, of those whose log has begun."""
-        self._founders = tuple(stages)
         self._swarm = swarm
         self._start = start
         self._clock = clock
         self._machines = frozen_machines
-        self._rngs = [random.Random(f"{plan.seed}/{number}") for number in range(len(plan.faults))]
-        self._seen: Counter[int] = Counter()
-        self._steps: list[tuple[int, AnyFault, AtStep]] = []
-        self._newest = -1
         self._tails = {name: Tail(swarm.events_path(name)) for name in stages}
-        self._frozen: Counter[str] = Counter()
         self._conditions: list[tuple[float, str, dict[str, Any]]] = []
         """(until when, whose, command): told again to a peer that is started again."""
-        self._disarmed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ProcessFaults:
@@ -103,17 +88,6 @@ class ProcessFaults:
         for name in self._frozen:
             self._thaw(name)
 
-    def disarm(self) -> None:
-        """Nothing new happens from now on; what goes on is still undone in its time."""
-        self._disarmed = True
-
-    def fired_kinds(self) -> Counter[str]:
-        """How often each kind of fault happened."""
-        kinds: Counter[str] = Counter()
-        for number, times in self.fired.items():
-            kinds[self.plan.faults[number].kind] += times
-        return kinds
-
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -124,9 +98,7 @@ class ProcessFaults:
         if isinstance(trigger, AtTime):
             self._after(trigger.time_s, lambda: self._fire(number, fault))
         elif isinstance(trigger, AtStep):
-            self._steps.append((number, fault, trigger))
-            if trigger.step == self._newest:
-                self._step_comes(number, fault, trigger)
+            self._await_step(number, fault, trigger)
         else:
             self._spawn(self._watch(number, fault, trigger))
 
@@ -157,20 +129,9 @@ class ProcessFaults:
 
     def _apply(self, name: str, event: Event) -> None:
         self._meet(name, event)
-        step = _begun_step(event)
-        if step > self._newest:
-            self._newest = step
-            for number, fault, trigger in self._steps:
-                if trigger.step in (None, step):
-                    self._step_comes(number, fault, trigger)
+        self._step_begins(_begun_step(event))
         if event.get("event") == "emulated" and event.get("do") == "watch":
             self._pulled(name, event)
-
-    def _step_comes(self, number: int, fault: AnyFault, trigger: AtStep) -> None:
-        if self._rngs[number].random() < trigger.probability:
-            self._seen[number] += 1
-            if trigger.times is None or self._seen[number] <= trigger.times:
-                self._after(trigger.offset_s, lambda: self._fire(number, fault))
 
     async def _watch(self, number: int, fault: AnyFault, trigger: AtMessage) -> None:
         """Have a peer look out for the message; what befalls itself it does in that very call."""
@@ -202,89 +163,47 @@ class ProcessFaults:
         if event["then"] == "tell" and self._rngs[number].random() >= trigger.probability:
             return
         self._seen[number] += 1
-        other = next((each for each, peer in self.ids.items() if peer == event["other"]), None)
-        self._fire(number, fault, (name, other), done_s=event["t"] if event["then"] != "tell" else None)
-
-    # -- targets -------------------------------------------------------------------------------------------
-
-    def _fitting(self, target: Target) -> list[str]:
-        """The living peers that fit, by name."""
-        named = target.peer
-        if named is not None and named.isdecimal():
-            number = int(named)
-            named = self._founders[number] if number < len(self._founders) else ""
-        if target.stage is not None:
-            names = sorted(name for name, stage in self.stages.items() if stage == target.stage)
-            if target.replica is not None:
-                names = names[target.replica : target.replica + 1]
+        if event["then"] == "tell":
+            other = next((each for each, peer in self.ids.items() if peer == event["other"]), None)
+            ends: Ends = (name, other)
+            self._fire(number, fault, ends)
         else:
-            names = sorted(self.stages) if named is None else [named]
-        return [name for name in names if name in self.stages and self._lives(name)]
+            self._has_done(name, fault)
+            self._note(number, fault, (name,), event["t"])
+
+    def _has_done(self, name: str, fault: AnyFault) -> None:
+        """A peer did it to itself; the rest is ours."""
+        if isinstance(fault, Kill):
+            self._killed(name, fault)
+        elif isinstance(fault, Freeze):
+            self._stop_children(name, signal.SIGSTOP)
+            self._freeze(name, fault)
+
+    # -- the swarm -----------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._clock.now()
+
+    def _hosts(self) -> Mapping[str, int]:
+        return self.stages
 
     def _lives(self, name: str) -> bool:
         process = self._swarm.processes.get(name)
         return process is not None and not process.ended.is_set()
 
-    def _pick(
-        self, number: int, target: Target, first: str | None, without: tuple[str, ...] = ()
-    ) -> str | None:
-        names = [name for name in self._fitting(target) if name not in without]
-        if first in names:
-            return first
-        return self._rngs[number].choice(names) if names else None
+    def _around(self) -> list[str]:
+        return [name for name in sorted(self.stages) if self._lives(name)]
 
-    # -- what happens --------------------------------------------------------------------------------------
+    def _come(self, number: int, stage: int) -> str:
+        name = f"newcomer{len(self.stages)}"
+        self._begin(name, stage)
+        return name
 
-    def _fire(
-        self,
-        number: int,
-        fault: AnyFault,
-        ends: tuple[str, str | None] | None = None,
-        *,
-        done_s: float | None = None,
-    ) -> None:
-        """``done_s``: when the peer ``ends[0]`` did it to itself."""
-        if self._disarmed and done_s is None:
-            return
-        whom = self._carry_out(number, fault, ends, done=done_s is not None)
-        if whom:
-            self.fired[number] += 1
-            self.log.append((self._clock.now() if done_s is None else done_s, number, fault.kind, whom))
+    def _kill(self, name: str, fault: Kill) -> None:
+        self._swarm.signal(name, signal.SIGKILL)
+        self._killed(name, fault)
 
-    def _carry_out(
-        self, number: int, fault: AnyFault, ends: tuple[str, str | None] | None, *, done: bool
-    ) -> tuple[str, ...]:
-        if isinstance(fault, Join):
-            name = f"newcomer{len(self.stages)}"
-            self._begin(name, fault.stage)
-            return (name,)
-        if isinstance(fault, Partition):
-            return self._partition(number, fault, ends)
-        target = ends[0] if done and ends else self._pick(number, fault.target, ends[0] if ends else None)
-        if target is None:
-            return ()
-        if isinstance(fault, Kill):
-            self._kill(target, fault, done=done)
-        elif isinstance(fault, Freeze):
-            self._freeze(target, fault, done=done)
-        elif isinstance(fault, Hang | DiskFull):
-            self._impose(target, {"do": fault.kind}, fault.duration_s)
-        else:
-            return self._link_fault(number, fault, target, ends[1] if ends else None)
-        return (target,)
-
-    def _during(self, duration_s: float, undo: Callable[[], None]) -> None:
-        self.active += 1
-
-        def end() -> None:
-            self.active -= 1
-            undo()
-
-        self._after(duration_s, end)
-
-    def _kill(self, name: str, fault: Kill, *, done: bool) -> None:
-        if not done:
-            self._swarm.signal(name, signal.SIGKILL)
+    def _killed(self, name: str, fault: Kill) -> None:
         if fault.returns_after_s is not None:
             self.active += 1
             self._spawn(self._return(name, fault.returns_after_s))
@@ -308,35 +227,24 @@ class ProcessFaults:
             if whose == name and left_s > 0:
                 await tell(self._swarm, name, self._clock, {**command, "duration_s": left_s})
 
-    def _freeze(self, name: str, fault: Freeze, *, done: bool) -> None:
-        self._frozen[name] += 1
-        if not done:
-            self._swarm.signal(name, signal.SIGSTOP)
+    def _stop(self, name: str) -> None:
+        self._swarm.signal(name, signal.SIGSTOP)
+        self._stop_children(name, signal.SIGSTOP)
+
+    def _stop_children(self, name: str, number: signal.Signals) -> None:
+        """Or let them go on: what belongs to the machine of a peer that freezes."""
         if self._machines:
-            signal_children(self._swarm.processes[name].pid, signal.SIGSTOP)
-
-        def thaw() -> None:
-            self._frozen[name] -= 1
-            if not self._frozen[name]:
-                self._thaw(name)
-
-        self._during(fault.duration_s, thaw)
+            signal_children(self._swarm.processes[name].pid, number)
 
     def _thaw(self, name: str) -> None:
         if self._lives(name):
-            if self._machines:
-                signal_children(self._swarm.processes[name].pid, signal.SIGCONT)
+            self._stop_children(name, signal.SIGCONT)
             self._swarm.signal(name, signal.SIGCONT)
 
-    def _link_fault(
-        self, number: int, fault: Reset | Drop | Delay | Slow | OneWay, target: str, first: str | None
-    ) -> tuple[str, ...]:
-        others = [name for name in sorted(self.stages) if name != target and self._lives(name)]
-        if fault.other is not None:
-            other = self._pick(number, fault.other, first, (target,))
-            others = [] if other is None else [other]
-        if not others:
-            return ()
+    def _disturb(self, name: str, fault: Hang | DiskFull) -> None:
+        self._impose(name, {"do": fault.kind}, fault.duration_s)
+
+    def _strain(self, fault: LinkFault, target: str, others: list[str]) -> None:
         if isinstance(fault, Reset):
             command = {"do": "reset", "peers": self._peer_ids(others)}
             self._spawn(self._tell(target, command))
@@ -349,25 +257,13 @@ class ProcessFaults:
             self._impose(target, {**shape, "peers": self._peer_ids(others)}, fault.duration_s)
             for other in others:
                 self._impose(other, {**shape, "peers": self._peer_ids([target])}, fault.duration_s)
-        return (target, *others) if fault.other is not None else (target,)
 
-    def _partition(
-        self, number: int, fault: Partition, ends: tuple[str, str | None] | None
-    ) -> tuple[str, ...]:
-        group_of: dict[str, int] = {}
-        for place, group in enumerate(fault.groups):
-            for target in group:
-                name = self._pick(number, target, ends[0] if ends else None, tuple(group_of))
-                if name is not None:
-                    group_of[name] = place
-        if not group_of:
-            return ()
-        living = [name for name in sorted(self.stages) if self._lives(name)]
+    def _split(self, group_of: dict[str, int], duration_s: float) -> None:
+        living = self._around()
         for name in living:
             others = [other for other in living if group_of.get(other, -1) != group_of.get(name, -1)]
             if others:
-                self._cut(name, others, fault.duration_s, deaf=True)
-        return tuple(sorted(group_of))
+                self._cut(name, others, duration_s, deaf=True)
 
     def _cut(self, name: str, others: list[str], duration_s: float, *, deaf: bool) -> None:
         self._impose(name, {"do": "cut", "peers": self._peer_ids(others), "deaf": deaf}, duration_s)

@@ -39,7 +39,6 @@ class Scheduler:
         self._lost = lost
         self._step_s = step_s
         self.touched: set[str] = set()
-        self.joined: set[int] = set()
 
     def _touchable(self) -> list[str]:
         """Peers that may be taken out: a majority stays, and of each stage that must live a replica."""

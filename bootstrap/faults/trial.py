@@ -38,7 +38,6 @@ class Outcome:
     peers: int = 0
     steps: int = 0
     fired: Counter[str] = field(default_factory=Counter)
-    virtual_s: float = 0.0
 
 
 class Trial:
@@ -90,7 +89,6 @@ class Trial:
         except Exception as error:  # whatever a peer's own code raised, in the simulated network's turn
             outcome.rule, outcome.why = "failed", f"{type(error).__name__}: {error}"
         outcome.steps = max(peer.step for peer in swarm.peers.values())
-        outcome.virtual_s = swarm.clock.now()
         if self.faults is not None:
             outcome.fired = self.faults.fired_kinds()
         return outcome
