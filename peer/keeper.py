@@ -33,6 +33,8 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self.store = checkpoint.write
         """Emulation puts a full disk here."""
+        self._listed: dict[int, tuple[tuple[int, int, str], ...]] = {}
+        """What stands on the disk, stage by stage: read once, and again when we have written."""
         self._taken: dict[int, Mark] = {}
         """Of the last state of each stage that this life has taken."""
         self._written: dict[int, Mark] = {}
@@ -58,7 +60,9 @@ class Keeper:
 
     def listed(self, stage: int) -> tuple[tuple[int, int, str], ...]:
         """(epoch, step, SHA-256) of each checkpoint of ``stage`` that counts, the newest first."""
-        found = checkpoint.listed(self._folder, self._manifest.run_id, stage)
+        if stage not in self._listed:
+            self._listed[stage] = checkpoint.listed(self._folder, self._manifest.run_id, stage)
+        found = self._listed[stage]
         return tuple(one for one in found if not self._gave_up(*one[:2]))[: checkpoint.KEPT]
 
     def read(self, stage: int, step: int) -> tuple[str, bytes]:
@@ -119,5 +123,7 @@ class Keeper:
                 self._events.emit("checkpoint_failed", step=step, reason=str(error.strerror))
                 self._report(f"checkpoint not written: {error.strerror}; free space in {self._folder}")
                 return
+            finally:
+                self._listed.pop(stage, None)
         self._written[stage] = max(self.newest(stage), mark)
         self._events.emit("checkpoint", epoch=epoch, step=step, path=str(path))
