@@ -276,10 +276,7 @@ class Joiner:
 
     def _orphaned(self, step: int) -> bool:
         """Has our stage no replica in ``step``, so that nothing is learned there?"""
-        close = self._closes.get(step - 1)
-        return close is not None and not any(
-            m.stage == self._context.stage and not m.learning for m in close.members
-        )
+        return step - 1 in self._closes and not self._averagers(step)
 
     def _restore(self, step: int) -> None:
         """We found the stage: the members admit one newcomer to it, and that is us."""
@@ -404,9 +401,7 @@ class Joiner:
 
     def _named(self, step: int) -> bool:
         """Do the others count on us as a member of ``step``, and not as a learner?"""
-        close = self._closes.get(step - 1)
-        mine = (self._context.me, self._context.stage)
-        return close is not None and any((m.peer, m.stage) == mine and not m.learning for m in close.members)
+        return step - 1 in self._closes and self._context.me in self._averagers(step)
 
     def _request(self) -> JoinRequest:
         context = self._context

@@ -172,8 +172,8 @@ class Liveness:
         self._lose(neighbour, reason)
         if not was_up:
             self._inquire(neighbour)
-        elif not neighbour.gone and neighbour.confirm is None:
-            neighbour.confirm = self._clock.call_later(self.limits.grace_s, self._inquire, neighbour)
+        else:
+            self._unless_back(neighbour, self.limits.grace_s, self._inquire)
         self._redial(neighbour)
 
     def on_heard(self, peer: PeerId) -> None:
@@ -223,8 +223,7 @@ class Liveness:
         elif not neighbour.hung and now - neighbour.progress_s > self.hang_borne_s(neighbour.peer):
             neighbour.hung = True
             self._lose(neighbour, f"computes nothing for {now - neighbour.progress_s:.1f} s")
-            if not neighbour.gone and neighbour.confirm is None:
-                neighbour.confirm = self._clock.call_later(self.limits.hung_s, self._confirm, neighbour)
+            self._unless_back(neighbour, self.limits.hung_s, self._confirm)
 
     def silence_borne_s(self, peer: PeerId) -> float:
         """How long the peer may stay silent before it is lost."""
@@ -368,6 +367,11 @@ class Liveness:
         self.probes.on_lost(neighbour.peer)
         self._on_lost(neighbour.peer, reason)
 
+    def _unless_back(self, neighbour: Neighbour, delay_s: float, act: Callable[[Neighbour], None]) -> None:
+        """The next thing that befalls a lost peer, if nothing is to befall it yet."""
+        if not neighbour.gone and neighbour.confirm is None:
+            neighbour.confirm = self._clock.call_later(delay_s, act, neighbour)
+
     def _inquire(self, neighbour: Neighbour) -> None:
         """Ask others for a lost peer, before it is taken for dead."""
         neighbour.confirm = None
@@ -384,8 +388,7 @@ class Liveness:
             self._confirm(neighbour)
             return
         neighbour.vouched = True
-        if neighbour.confirm is None:
-            neighbour.confirm = self._clock.call_later(self.limits.ask_again_s, self._inquire, neighbour)
+        self._unless_back(neighbour, self.limits.ask_again_s, self._inquire)
         self._on_vouched(peer, self._clock.now() - neighbour.lost_since_s)
 
     def _confirm(self, neighbour: Neighbour) -> None:

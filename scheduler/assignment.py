@@ -20,6 +20,15 @@ def visits_per_microbatch(stage: int, *, stages: int, path_length: int) -> float
     return 1.0 if stage == 0 else (path_length - 1) / (stages - 1)
 
 
+def _demand(stages: int, path_length: int, work_s: Iterable[float]) -> tuple[tuple[float, ...], list[float]]:
+    """(work of a visit to each stage, work that a microbatch brings it in the mean)."""
+    weights = tuple(work_s) or (1.0,) * stages
+    if len(weights) != stages or not 1 <= path_length <= stages:
+        raise SchedulerError(f"{len(weights)} weights and a path_length of {path_length} for {stages} stages")
+    visits = [visits_per_microbatch(stage, stages=stages, path_length=path_length) for stage in range(stages)]
+    return weights, [times * weight for times, weight in zip(visits, weights, strict=True)]
+
+
 def choose_stage(
     hosted: Iterable[Hosted],
     *,
@@ -37,9 +46,7 @@ def choose_stage(
     time and come first, in an order that all agree on: they are given their stages before ours is chosen.
     Ties go to the lowest stage. Raises SchedulerError if a stage is out of range.
     """
-    weights = tuple(work_s) or (1.0,) * stages
-    if len(weights) != stages or not 1 <= path_length <= stages:
-        raise SchedulerError(f"{len(weights)} weights and a path_length of {path_length} for {stages} stages")
+    weights, demand = _demand(stages, path_length, work_s)
     speeds: list[list[float]] = [[] for _ in range(stages)]
     for peer in hosted:
         if not 0 <= peer.stage < stages:
@@ -50,10 +57,6 @@ def choose_stage(
     usual = known[len(known) // 2] if known else 1.0
     count = [len(stage) for stage in speeds]
     capacity = [sum(speed or usual for speed in stage) for stage in speeds]
-    demand = [
-        visits_per_microbatch(stage, stages=stages, path_length=path_length) * weights[stage]
-        for stage in range(stages)
-    ]
 
     def need(stage: int) -> tuple[int, float, int]:
         load = demand[stage] / capacity[stage] if count[stage] else demand[stage]
@@ -103,13 +106,7 @@ def moves(
     makes its own move and no other's. Nobody leaves a stage empty, and none moves twice. Of a stage's peers
     the first by name that may move does.
     """
-    weights = tuple(work_s) or (1.0,) * stages
-    if len(weights) != stages or not 1 <= path_length <= stages:
-        raise SchedulerError(f"{len(weights)} weights and a path_length of {path_length} for {stages} stages")
-    demand = [
-        visits_per_microbatch(stage, stages=stages, path_length=path_length) * weights[stage]
-        for stage in range(stages)
-    ]
+    _, demand = _demand(stages, path_length, work_s)
     count = [0] * stages
     free: list[list[str]] = [[] for _ in range(stages)]
     for replica in sorted(replicas):
