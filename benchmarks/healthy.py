@@ -13,17 +13,13 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from benchmarks import report
-from bootstrap.create import create_run, example_toml
-from bootstrap.local import LocalSwarm
-from swarm.clock import LoopClock
+from benchmarks.runs import SwarmRun, manifest_text
 from swarm.data.corpus import load_corpus
 from swarm.data.sampler import Sampler
 from swarm.manifest import Manifest
@@ -33,16 +29,6 @@ from swarm.model.llama import summed_loss
 PEERS = 8
 WARMUP_STEPS = 5
 LIMIT_S = 600.0
-
-
-def manifest_text(steps: int) -> str:
-    """The demo's run without validation and checkpoints, ``steps`` long."""
-    lines = []
-    for line in example_toml().splitlines():
-        key = line.split("=")[0].strip()
-        replaced = {"total_steps": steps, "warmup_steps": 1, "validation_every": 0, "checkpoint_every": 0}
-        lines.append(f"{key} = {replaced[key]}" if key in replaced else line)
-    return "\n".join(lines) + "\n"
 
 
 def path_of(index: int, stages: int, length: int) -> tuple[int, ...]:
@@ -59,7 +45,7 @@ def path_of(index: int, stages: int, length: int) -> tuple[int, ...]:
 def train_alone(steps: int, threads: int) -> float:
     """Tokens/s of one process with so many torch threads."""
     torch.set_num_threads(threads)
-    manifest = Manifest.from_toml(manifest_text(steps), researcher="00" * 32)
+    manifest = Manifest.from_toml(manifest_text(total_steps=steps), researcher="00" * 32)
     stages = []
     for stage in range(len(manifest.stages)):
         module = build_stage(manifest, stage)
@@ -104,54 +90,24 @@ def alone(steps: int, threads: int) -> float:
 
 async def train_swarm(steps: int) -> dict[str, Any]:
     """Tokens/s after the warm-up, seconds to the first step, CPU seconds by part, memory."""
-    clock = LoopClock()
-    with tempfile.TemporaryDirectory(prefix="skipswarm-healthy-") as folder:
-        directory = Path(folder)
-        (directory / "run.toml").write_text(manifest_text(steps))
-        made = create_run(directory / "run.toml")
-        began_s = clock.now()
-        async with LocalSwarm(directory, clock) as swarm:
-            await swarm.open()
-            swarm.start_node("node", signed=made.signed_path, key=made.key_path)
-            join = (await _event(clock, swarm, "node", "ready"))["join"]
-            for number in range(PEERS):
-                usage = directory / f"usage{number}.json"
-                swarm.start_peer(f"peer{number}", join=join, stage=number % 4, usage=usage)
-            await _event(clock, swarm, "peer0", "stepped")
-            first_step_s = clock.now() - began_s
-            await asyncio.wait_for(swarm.processes["peer0"].ended.wait(), LIMIT_S)
-            for number in range(PEERS):
-                await asyncio.wait_for(swarm.processes[f"peer{number}"].ended.wait(), 60)
-            lines = swarm.events_path("peer0").read_text().splitlines()
-        stepped = [event for event in map(json.loads, lines) if event["event"] == "stepped"]
-        if len(stepped) != steps:
-            raise RuntimeError(f"the swarm made {len(stepped)} of {steps} steps")
-        timed = stepped[WARMUP_STEPS:]
-        tokens = sum(event["tokens"] for event in timed)
-        usages = [json.loads((directory / f"usage{number}.json").read_text()) for number in range(PEERS)]
+    run = SwarmRun(manifest_text(total_steps=steps), PEERS, settings=None, usage=True)
+    began_s = run.clock.now()
+    async with run:
+        await run.until(lambda: run.of("stepped"), LIMIT_S)
+        first_step_s = run.clock.now() - began_s
+        await run.until(lambda: not run.swarm.living_peers(), LIMIT_S)
+        stepped = [event for name, event in run.of("stepped") if name == "peer0"]
+        usages = [json.loads(run.usage_path(name).read_text()) for name in run.stages]
+    if len(stepped) != steps:
+        raise RuntimeError(f"the swarm made {len(stepped)} of {steps} steps")
+    timed = stepped[WARMUP_STEPS:]
+    tokens = sum(event["tokens"] for event in timed)
     return {
         "tokens_per_s": tokens / (timed[-1]["t"] - stepped[WARMUP_STEPS - 1]["t"]),
         "first_step_s": first_step_s,
         "tokens": sum(event["tokens"] for event in stepped[1:]),
         "usages": usages,
     }
-
-
-async def _event(clock: LoopClock, swarm: LocalSwarm, name: str, event: str) -> dict[str, Any]:
-    """The first such event in a process's log."""
-    end_s = clock.now() + LIMIT_S
-    while clock.now() < end_s:
-        path = swarm.events_path(name)
-        for line in path.read_text().splitlines() if path.exists() else ():
-            if f'"event":"{event}"' in line and line.endswith("}"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-        if swarm.processes[name].ended.is_set():
-            break
-        woken = asyncio.Event()
-        clock.call_later(0.1, woken.set)
-        await woken.wait()
-    raise RuntimeError(f"{name} did not come to {event}: {swarm.processes[name].last_line()}")
 
 
 def figures_of(rounds: list[tuple[float, dict[str, Any]]]) -> dict[str, float]:

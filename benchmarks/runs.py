@@ -22,28 +22,28 @@ LOOK_S = 0.05
 
 def manifest_text(**changes: object) -> str:
     """The demo's manifest with other values, and without validation and checkpoints."""
-    values: dict[str, object] = {"validation_every": 0, "checkpoint_every": 0, "warmup_steps": 1, **changes}
-    lines = []
-    for line in example_toml().splitlines():
-        key = line.split("=")[0].strip()
-        lines.append(f"{key} = {values.pop(key)}" if key in values else line)
-    if values:
-        raise ValueError(f"the demo's manifest has no {', '.join(values)}")
-    return "\n".join(lines) + "\n"
+    return example_toml(**{"validation_every": 0, "checkpoint_every": 0, "warmup_steps": 1, **changes})
 
 
 class SwarmRun:
     """A local swarm in a temporary folder, its peers ``peerN`` in stage N modulo the stages.
 
     An async context manager: all founders are started. ``events``: (name, event) as ``look`` has read them.
-    ``settings``: of the emulation of a stage's peers.
+    ``settings``: of the emulation of a stage's peers; None: the daemons as volunteers run them. ``usage``:
+    each peer leaves its CPU seconds in ``NAME/usage.json``.
     """
 
     def __init__(
-        self, manifest: str, peers: int, *, settings: Callable[[int], dict[str, Any]] = lambda stage: {}
+        self,
+        manifest: str,
+        peers: int,
+        *,
+        settings: Callable[[int], dict[str, Any]] | None = lambda stage: {},
+        usage: bool = False,
     ) -> None:
         self._text = manifest
         self._settings = settings
+        self._usage = usage
         self._folder = tempfile.TemporaryDirectory(prefix="skipswarm-run-")
         self.directory = Path(self._folder.name)
         self.clock = LoopClock()
@@ -84,9 +84,14 @@ class SwarmRun:
 
     def start(self, name: str, stage: int) -> None:
         """A peer, for the first time or again."""
-        settings = write_settings(self.directory, name, **self._settings(stage))
-        self.swarm.start_peer(name, join=self._join, stage=stage, emulate=settings)
+        settings = self._settings and write_settings(self.directory, name, **self._settings(stage))
+        usage = self.usage_path(name) if self._usage else None
+        self.swarm.start_peer(name, join=self._join, stage=stage, emulate=settings, usage=usage)
         self._tails.setdefault(name, Tail(self.swarm.events_path(name)))
+
+    def usage_path(self, name: str) -> Path:
+        """Where a peer's CPU seconds are when it has ended."""
+        return self.directory / name / "usage.json"
 
     def look(self) -> list[tuple[str, Event]]:
         """Events that were written since the last call."""

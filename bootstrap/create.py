@@ -27,9 +27,16 @@ class Created:
     key_is_new: bool
 
 
-def example_toml() -> str:
-    """The demo's manifest, commented."""
-    return resources.files("bootstrap").joinpath("demo.toml").read_text(encoding="utf-8")
+def example_toml(**changes: object) -> str:
+    """The demo's manifest, commented; with other values where ``changes`` names its keys (TOML, as they are
+    written there). Raises ValueError for a key that does not stand in it once."""
+    text = resources.files("bootstrap").joinpath("demo.toml").read_text(encoding="utf-8")
+    for key, value in changes.items():
+        lines = [line for line in text.splitlines() if line.startswith(f"{key} =")]
+        if len(lines) != 1:
+            raise ValueError(f"the demo's manifest has {len(lines)} lines of {key}")
+        text = text.replace(lines[0], f"{key} = {value}")
+    return text
 
 
 def create_run(toml: Path, *, key: Path | None = None, out: Path | None = None) -> Created:

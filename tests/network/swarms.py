@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bootstrap.create import example_toml
+from bootstrap.create import Created, create_run
+from bootstrap.local import LocalSwarm
 from swarm.clock import LoopClock
 
 LIMIT_S = 240.0
 
 
-def changed_manifest(**changes: object) -> str:
-    """The demo's manifest with other values; each key stands in it once."""
-    text = example_toml()
-    for key, value in changes.items():
-        lines = [line for line in text.splitlines() if line.startswith(f"{key} =")]
-        assert len(lines) == 1, key
-        text = text.replace(lines[0], f"{key} = {value}")
-    return text
+@dataclass
+class Opened:
+    """A run whose bootstrap node serves; its peers are the test's to start."""
+
+    swarm: LocalSwarm
+    made: Created
+    join: str
+    clock: LoopClock
+
+
+@asynccontextmanager
+async def opened(directory: Path, manifest: str) -> AsyncIterator[Opened]:
+    """``manifest`` signed, and its node started; afterwards no process is left."""
+    (directory / "run.toml").write_text(manifest)
+    made = create_run(directory / "run.toml")
+    clock = LoopClock()
+    async with LocalSwarm(directory, clock) as swarm:
+        await swarm.open()
+        swarm.start_node("node", signed=made.signed_path, key=made.key_path)
+        ready = await happens(clock, lambda: first(directory, "node", "ready"))
+        yield Opened(swarm, made, ready["join"], clock)
 
 
 def events(directory: Path, name: str) -> list[dict[str, Any]]:

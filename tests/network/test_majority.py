@@ -7,11 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from bootstrap.create import create_run
-from bootstrap.local import LocalSwarm
+from bootstrap.create import example_toml
 from peer import checkpoint
-from swarm.clock import LoopClock
-from tests.network.swarms import changed_manifest, events, first, happens
+from tests.network.swarms import events, first, happens, opened
 
 PEERS = {"a0": 0, "b0": 0, "a1": 1, "b1": 1, "c1": 1, "d1": 1}
 KILLED = ("b0", "b1", "c1")
@@ -37,18 +35,13 @@ def went_on(directory: Path, log: list[dict[str, Any]], again: dict[str, Any]) -
 
 
 async def lose_majority(directory: Path) -> None:
-    manifest = changed_manifest(
+    manifest = example_toml(
         stages="[2, 2]", path_length=2, microbatch_size=2, validation_every=0, checkpoint_every=0
     )
-    (directory / "run.toml").write_text(manifest)
-    made = create_run(directory / "run.toml")
-    clock = LoopClock()
-    async with LocalSwarm(directory, clock) as swarm:
-        await swarm.open()
-        swarm.start_node("node", signed=made.signed_path, key=made.key_path)
-        ready = await happens(clock, lambda: first(directory, "node", "ready"))
+    async with opened(directory, manifest) as run:
+        swarm, made, clock = run.swarm, run.made, run.clock
         for name, stage in PEERS.items():
-            swarm.start_peer(name, join=ready["join"], stage=stage)
+            swarm.start_peer(name, join=run.join, stage=stage)
 
         def all_stepped(names: tuple[str, ...], step: int) -> bool | None:
             return all(max(steps(events(directory, name)), default=0) >= step for name in names) or None

@@ -10,17 +10,15 @@ import asyncio
 import signal
 from pathlib import Path
 
-from bootstrap.create import create_run
-from bootstrap.local import LocalSwarm
+from bootstrap.create import example_toml
 from peer import checkpoint
-from swarm.clock import LoopClock
-from tests.network.swarms import changed_manifest, events, first, happens
+from tests.network.swarms import events, first, happens, opened
 
 STEPS = 14
 STAGES = 2
 PEERS = [(f"peer{number}", number % STAGES) for number in range(2 * STAGES)]
 STOP_STEP = 5
-MANIFEST = changed_manifest(
+MANIFEST = example_toml(
     stages="[2, 2]",
     path_length=2,
     microbatches_per_origin=1,
@@ -35,13 +33,8 @@ MANIFEST = changed_manifest(
 async def train(directory: Path, *, stop: bool) -> dict[str, str]:
     """A whole run; the SHA-256 of each peer's last state. ``stop``: all are asked to leave in the middle, at
     once, and started again when every process has ended."""
-    (directory / "run.toml").write_text(MANIFEST)
-    made = create_run(directory / "run.toml")
-    clock = LoopClock()
-    async with LocalSwarm(directory, clock) as swarm:
-        await swarm.open()
-        swarm.start_node("node", signed=made.signed_path, key=made.key_path)
-        ready = await happens(clock, lambda: first(directory, "node", "ready"))
+    async with opened(directory, MANIFEST) as run:
+        swarm, made, clock = run.swarm, run.made, run.clock
 
         async def ended() -> None:
             peers = [swarm.processes[name] for name, _ in PEERS]
@@ -50,7 +43,7 @@ async def train(directory: Path, *, stop: bool) -> dict[str, str]:
                 assert peer.code == 0, peer.log.read_text()[-2000:]
 
         for name, stage in PEERS:
-            swarm.start_peer(name, join=ready["join"], stage=stage)
+            swarm.start_peer(name, join=run.join, stage=stage)
         if stop:
             await happens(clock, lambda: first(directory, "peer0", "started", step=STOP_STEP))
             for name, _ in PEERS:
@@ -58,7 +51,7 @@ async def train(directory: Path, *, stop: bool) -> dict[str, str]:
             await ended()
             # They find their stage again by what they hold.
             for name, _ in PEERS:
-                swarm.start_peer(name, join=ready["join"])
+                swarm.start_peer(name, join=run.join)
         await ended()
     digests = {}
     for name, stage in PEERS:

@@ -20,17 +20,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bootstrap.create import create_run
+from bootstrap.create import example_toml
 from bootstrap.faults.control import write_settings
 from bootstrap.faults.plan import FaultPlan, Kill
 from bootstrap.faults.processes import ProcessFaults
-from bootstrap.local import LocalSwarm
 from peer import checkpoint
-from swarm.clock import LoopClock
 from swarm.manifest import Manifest
 from swarm.model.layout import build_stage, layout_of
 from swarm.model.state import unpack
-from tests.network.swarms import changed_manifest, first, happens
+from tests.network.swarms import happens, opened
 from tests.reference import CountedMicrobatch, ReferenceTrainer
 
 STEPS = 20
@@ -90,25 +88,20 @@ class Run:
 
 def small_manifest() -> str:
     """The demo's model with half its microbatches, 20 steps long."""
-    return changed_manifest(
+    return example_toml(
         total_steps=STEPS, microbatch_size=2, validation_every=10, warmup_steps=4, checkpoint_every=0
     )
 
 
 async def train(directory: Path, plan: FaultPlan) -> Run:
     """A whole run in which ``plan`` is carried out."""
-    (directory / "run.toml").write_text(small_manifest())
-    made = create_run(directory / "run.toml")
-    clock = LoopClock()
-    async with LocalSwarm(directory, clock) as swarm:
-        await swarm.open()
-        swarm.start_node("node", signed=made.signed_path, key=made.key_path)
-        ready = await happens(clock, lambda: first(directory, "node", "ready"))
+    async with opened(directory, small_manifest()) as run:
+        swarm, made, clock = run.swarm, run.made, run.clock
 
         def start(name: str, stage: int) -> None:
             settings = write_settings(directory, name)
             trace = directory / "trace"
-            swarm.start_peer(name, join=ready["join"], stage=stage, trace=trace, emulate=settings)
+            swarm.start_peer(name, join=run.join, stage=stage, trace=trace, emulate=settings)
 
         for name, stage in PEERS:
             start(name, stage)
