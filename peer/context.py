@@ -149,6 +149,8 @@ class StepRules:
     validation_microbatches: int
     activation: TensorSpec
     start_replicas: int = 1
+    coverage_tolerance: float = 0.3
+    """By what share of the mean number of visits two stages may differ in one step."""
     work_s: tuple[float, ...] = ()
     """Relative work of each stage; equal if empty."""
 

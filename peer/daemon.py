@@ -95,6 +95,7 @@ def step_rules(manifest: Manifest) -> StepRules:
         validation_microbatches=manifest.data.validation_microbatches,
         activation=activation_spec(manifest),
         start_replicas=manifest.sync.start_replicas,
+        coverage_tolerance=manifest.coverage_tolerance,
         work_s=tuple(float(layers) for layers in manifest.stages),
     )
 

@@ -217,15 +217,19 @@ class Planner:
         living = {
             m.peer: m.stage for m in context.members if not m.learning and context.liveness.alive(m.peer)
         }
-        drawn = {p: context.rules.microbatches_per_origin for p in context.origins_of_step if p in living}
+        rules = context.rules
+        drawn = {p: rules.microbatches_per_origin for p in context.origins_of_step if p in living}
+        others = len({stage for stage in living.values() if stage})
+        mean = sum(drawn.values()) * (rules.path_length - 1) / max(1, others)
         try:
             return Instance.from_view(
                 self._views.values(),
-                stages=context.rules.stages,
-                path_length=context.rules.path_length,
+                stages=rules.stages,
+                path_length=rules.path_length,
                 microbatches=drawn,
                 activation_bytes=self._activation_bytes,
                 members=living,
+                coverage_tolerance=max(1, int(mean * rules.coverage_tolerance)),
             )
         except SchedulerError as error:
             context.events.emit("no_plan", reason=str(error))

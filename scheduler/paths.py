@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
@@ -24,6 +25,11 @@ forwards alone does not see. Of 0 to 1 the best in the mean over the demo, SkipP
 ones."""
 _Label = tuple[int, float, tuple[int, ...]]
 """(visits so far of the stages on the way, predicted time, way)"""
+_FILL = 1 << 40
+"""Parts of a quota: whole, so that equal sums compare equal."""
+UNEVEN_GAIN = 0.98
+"""Stages are visited unevenly only where that brings the makespan below this share of what it is otherwise:
+every stage learns from its visits."""
 
 
 def search(
@@ -43,6 +49,11 @@ def search(
     simulator = Simulator(instance)
     paths = construct(instance)
     best = simulator.score(paths)
+    for quotas in _worth_while(instance):
+        uneven = construct(instance, quotas)
+        score = simulator.score(uneven)
+        if score.makespan_s < UNEVEN_GAIN * best.makespan_s and _even_enough(uneven, instance):
+            paths, best = uneven, score
     if previous is not None:
         repaired = repair(previous, instance)
         if repaired is not None:
@@ -71,23 +82,25 @@ def send_order(microbatches: Mapping[str, int], instance: Instance) -> list[int]
     return [instance.index[o] for i in range(most) for o, n in microbatches.items() if i < n]
 
 
-def construct(instance: Instance) -> list[Hops]:
+def construct(instance: Instance, quotas: Sequence[int] = ()) -> list[Hops]:
     """One path for each microbatch, in send order, each with the earliest predicted finish when it is chosen.
 
-    Each path takes the stages that were visited least; so the visits of any two living stages differ by one
-    at most, wherever the links allow it.
+    Each path takes the stages that were visited least, measured by their ``quotas`` (``visit_quotas``); so,
+    without quotas, the visits of any two living stages differ by one at most, wherever the links allow it.
     """
-    builder = _Builder(instance)
+    builder = _Builder(instance, quotas)
     return [builder.add(origin) for origin in send_order(instance.microbatches, instance)]
 
 
 class _Builder:
     """Loads and visits so far, while paths are added one by one."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, quotas: Sequence[int] = ()) -> None:
         self.instance = instance
         self.free_s = [0.0] * len(instance.peers)
         self.visits = [0] * instance.stages
+        self.per_visit = [_FILL // max(1, quota) for quota in quotas] or [2] * instance.stages
+        """How much of its quota, in whole parts, a visit fills of each stage."""
 
     def add(self, origin: int) -> Hops:
         """The next path of ``origin``, counted into the loads and visits."""
@@ -109,6 +122,8 @@ class _Builder:
         so where no link is missing the visits of any two stages never differ by more than one.
         """
         instance, usable, hop_s = self.instance, self.instance.usable, self.instance.hop_s
+        # The middle of the next visit counts, so that a stage of a small quota is not begun with by all.
+        filled = [(2 * n + 1) * part // 2 for n, part in zip(self.visits, self.per_visit, strict=True)]
         layer: dict[int, _Label] = {
             origin: (0, self.free_s[origin] + instance.peers[origin].forward_s, (origin,))
         }
@@ -126,7 +141,7 @@ class _Builder:
                         # The gradient's way back counts as if it followed at once.
                         ends = begins + spec.forward_s + spec.backward_s + hop_s[q][p]
                         ends += _LOAD_WEIGHT * self.free_s[q]
-                        label = (visits + self.visits[stage], ends, (*way, q))
+                        label = (visits + filled[stage], ends, (*way, q))
                         if q not in grown or label < grown[q]:
                             grown[q] = label
             layer = grown
@@ -138,13 +153,52 @@ class _Builder:
         return list(min(home)[2])
 
 
+def visit_quotas(instance: Instance) -> list[int]:
+    """Visits for each stage, [0, visits of stage 1, ...], that make the busiest stage's load least within the
+    coverage tolerance; as even as they can be for that."""
+    alive = instance.alive_stages
+    microbatches = sum(instance.microbatches.values())
+    quotas = [0] * instance.stages
+    if not alive:
+        return quotas
+    total = sum(n * (instance.required_length(origin) - 1) for origin, n in instance.microbatches.items())
+    speed = {s: sum(1 / max(instance.peers[p].work_s, 1e-9) for p in instance.by_stage[s]) for s in alive}
+    for number in range(total):
+        quotas[alive[number % len(alive)]] += 1
+    spread = max(1, instance.coverage_tolerance - 1)  # whole paths do not always come out to the visit
+    while True:
+        busiest = max(alive, key=lambda s: (quotas[s] / speed[s], s))
+        least = min(*(quotas[s] for s in alive), quotas[busiest] - 1)
+        room = [s for s in alive if s != busiest and quotas[s] < min(microbatches, least + spread)]
+        idlest = min(room, key=lambda s: ((quotas[s] + 1) / speed[s], s), default=None)
+        if idlest is None or (quotas[idlest] + 1) / speed[idlest] >= quotas[busiest] / speed[busiest]:
+            return quotas
+        quotas[busiest] -= 1
+        quotas[idlest] += 1
+
+
+def _worth_while(instance: Instance) -> list[list[int]]:
+    """Uneven quotas, if there are any that take enough off the busiest stage."""
+    if instance.coverage_tolerance < 3 or not instance.all_usable or len(instance.alive_stages) < 2:
+        return []
+    quotas = visit_quotas(instance)
+    counts = [quotas[stage] for stage in instance.alive_stages]
+    return [quotas] if max(counts) - min(counts) > 1 else []
+
+
+def _even_enough(paths: Sequence[Hops], instance: Instance) -> bool:
+    visits = Counter(instance.peers[p].stage for path in paths for p in path[1:])
+    counts = [visits[stage] for stage in instance.alive_stages]
+    return max(counts) - min(counts) <= instance.coverage_tolerance
+
+
 def repair(plan: Plan, instance: Instance) -> list[Hops] | None:
     """The paths of ``plan`` that still hold, in its order, and new ones for those that a dead peer broke.
 
     Microbatches that origins draw beyond the plan get paths too, those that they no longer draw lose theirs.
     None if the result would not visit the stages evenly.
     """
-    builder = _Builder(instance)
+    builder = _Builder(instance, next(iter(_worth_while(instance)), ()))
     left = dict(instance.microbatches)
     kept: list[Hops] = []
     broken: list[int] = []

@@ -111,6 +111,9 @@ class Manifest(Section):
     """Layers of each stage, first to last; their sum is ``model.layers``."""
     path_length: Positive
     """Stages that a microbatch visits, stage 0 included."""
+    coverage_tolerance: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """By what share of the mean number of visits two stages may differ in one step (by one visit always), so
+    that a stage which lacks a peer holds the others up less; each learns from its own visits."""
     microbatches_per_origin: Positive
     microbatch_size: Positive
     optimizer: OptimizerSection

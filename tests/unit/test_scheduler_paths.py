@@ -13,8 +13,8 @@ from scheduler_cases import demo_instance, instances, without
 from scheduler.baselines import full_pipeline, random_skip, unskipped
 from scheduler.bounds import bounds, owed_visits
 from scheduler.errors import SchedulerError
-from scheduler.instance import Instance, Link
-from scheduler.paths import repair, replacement, search
+from scheduler.instance import Instance, Link, PeerSpec
+from scheduler.paths import repair, replacement, search, visit_quotas
 from scheduler.plan import Plan, validate
 from scheduler.timeline import simulate
 
@@ -200,3 +200,30 @@ class TestReplacement:
     def test_out_of_reach(self) -> None:
         cut = self.instance.model_copy(update={"links": (Link("p3", "p0", 0.0, 0.0),)})
         assert replacement(cut, self.path, 1, {"p2"}) is None
+
+
+def test_a_stage_that_lacks_replicas_is_visited_less_within_the_tolerance() -> None:
+    """Four origins, stages 1 to 3 with 3, 4 and 4 equal replicas: at equal speed a replica each is as busy."""
+    peers = tuple(
+        PeerSpec(peer=f"s{s}r{r}", stage=s, forward_s=0.4 if s else 0.1, backward_s=0.4 if s else 0.1)
+        for s, count in enumerate((4, 3, 4, 4))
+        for r in range(count)
+    )
+    instance = Instance(
+        stages=4,
+        path_length=3,
+        peers=peers,
+        microbatches={f"s0r{r}": 16 for r in range(4)},
+        activation_bytes=1000,
+        coverage_tolerance=16,
+    )
+    assert visit_quotas(instance)[1:] == [35, 47, 46]
+    even = search(instance.model_copy(update={"coverage_tolerance": 1}), seed=0)
+    plan = search(instance, seed=0)
+    assert validate(plan, instance) is None
+    seen = visits(plan, instance)
+    assert [seen[s] for s in (1, 2, 3)] == pytest.approx([35, 47, 46], abs=1)
+    assert plan.makespan_s < 0.9 * even.makespan_s
+    narrow = instance.model_copy(update={"coverage_tolerance": 5})
+    counts = [visits(search(narrow, seed=0), narrow)[s] for s in (1, 2, 3)]
+    assert counts[0] < 42 and max(counts) - min(counts) <= 5
