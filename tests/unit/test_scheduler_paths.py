@@ -203,7 +203,7 @@ class TestReplacement:
 
 
 def test_a_stage_that_lacks_replicas_is_visited_less_within_the_tolerance() -> None:
-    """Four origins, stages 1 to 3 with 3, 4 and 4 equal replicas: at equal speed a replica each is as busy."""
+    """Four origins, and stages 1 to 3 with 3, 4 and 4 equal replicas, each of which has as much to do."""
     peers = tuple(
         PeerSpec(peer=f"s{s}r{r}", stage=s, forward_s=0.4 if s else 0.1, backward_s=0.4 if s else 0.1)
         for s, count in enumerate((4, 3, 4, 4))
@@ -226,4 +226,5 @@ def test_a_stage_that_lacks_replicas_is_visited_less_within_the_tolerance() -> N
     assert plan.makespan_s < 0.9 * even.makespan_s
     narrow = instance.model_copy(update={"coverage_tolerance": 5})
     counts = [visits(search(narrow, seed=0), narrow)[s] for s in (1, 2, 3)]
-    assert counts[0] < 42 and max(counts) - min(counts) <= 5
+    assert counts[0] < 42
+    assert max(counts) - min(counts) <= 5
