@@ -29,6 +29,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWNET = 0x40000000
 ORPHAN_PATIENCE_S = 2.0
 """A p2pd ends by itself within a second of its peer; after this it is killed."""
 
@@ -53,6 +54,18 @@ def die_with(parent: int, number: signal.Signals) -> None:
     _prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def enter_network(namespace: str) -> None:
+    """Put this thread into the network namespace in the file ``namespace``: what it opens and starts is
+    there. The interpreter has setns(2) from 3.12 on. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    file = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(file, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns({namespace})")
+    finally:
+        os.close(file)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -141,6 +154,8 @@ class Forker:
         code = 1
         try:
             self._become_child(parent, command["log"])
+            if command["options"]["namespace"] is not None:
+                enter_network(command["options"]["namespace"])
             code = KINDS[command["kind"]](command["options"])
         except BaseException as error:
             code = _explain(error)
@@ -225,6 +240,7 @@ def _node(options: dict[str, Any]) -> int:
         signed=signed,
         key=load_researcher_key(Path(options["key"]), signed.verify()),
         identity=identity,
+        host_maddrs=(options["host_maddr"],),
         genesis_path=Path(options["identity"]).with_name("run.genesis"),
     )
 
@@ -247,7 +263,7 @@ def _node(options: dict[str, Any]) -> int:
 
 
 def _peer(options: dict[str, Any]) -> int:
-    """A peer daemon that listens on loopback."""
+    """A peer daemon."""
     from peer.daemon import DaemonOptions, run_daemon
     from swarm.joinstring import JoinString
     from swarm.runtime import run
@@ -256,7 +272,7 @@ def _peer(options: dict[str, Any]) -> int:
         join=JoinString.parse(options["join"]),
         directory=Path(options["directory"]),
         stage=options["stage"],
-        host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+        host_maddrs=(options["host_maddr"],),
         events=Path(options["events"]),
         trace=Path(options["trace"]) if options["trace"] else None,
         usage=Path(options["usage"]) if options["usage"] else None,

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,15 @@ FORKER_END_S = 15.0
 
 class LocalSwarmError(UserError):
     """The swarm on this machine cannot be had; one line."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the network a process is."""
+
+    address: str = "127.0.0.1"
+    namespace: Path | None = None
+    """The network namespace to enter first, as a file; None: the starter's own."""
 
 
 @dataclass
@@ -47,11 +57,14 @@ class LocalSwarm:
     """Processes below ``directory``: state and log of each in ``NAME/``, events in ``events/NAME.jsonl``.
 
     An async context manager; afterwards, whatever went wrong, no process is left. That holds after SIGKILL of
-    this process too: see ``bootstrap.forker``.
+    this process too: see ``bootstrap.forker``. ``place_of`` says where the process of a name is to be.
     """
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
+    def __init__(
+        self, directory: Path, clock: Clock, place_of: Callable[[str], Place] = lambda _: Place()
+    ) -> None:
         self.directory = directory
+        self._place_of = place_of
         self.processes: dict[str, Process] = {}
         self._clock = clock
         self._forker: asyncio.subprocess.Process | None = None
@@ -116,7 +129,7 @@ class LocalSwarm:
         usage: Path | None = None,
         emulate: Path | None = None,
     ) -> Process:
-        """A peer daemon on loopback; its checkpoints go to ``NAME/checkpoints``. A name whose process has
+        """A peer daemon; its checkpoints go to ``NAME/checkpoints``. A name whose process has
         ended may be started again: it is the same identity in another life.
 
         ``trace``, ``usage`` and ``emulate`` are ``DaemonOptions``'.
@@ -139,7 +152,10 @@ class LocalSwarm:
         folder.mkdir(parents=True, exist_ok=True)
         process = Process(name, kind, folder / "log")
         self.processes[name] = process
+        place = self._place_of(name)
         options["events"] = str(self.events_path(name))
+        options["host_maddr"] = f"/ip4/{place.address}/tcp/0"
+        options["namespace"] = str(place.namespace) if place.namespace else None
         self._tell(do="start", name=name, kind=kind, log=str(process.log), options=options)
         return process
 
