@@ -10,7 +10,7 @@ from typing import Any
 
 from bootstrap.create import create_run, example_toml
 from bootstrap.faults.control import children_of, pause, write_settings
-from bootstrap.local import LocalSwarm
+from bootstrap.local import LocalSwarm, Place
 from bootstrap.progress import Event, Tail
 from peer.usage import process_cpu_s
 from swarm.clock import LoopClock
@@ -30,7 +30,7 @@ class SwarmRun:
 
     An async context manager: all founders are started. ``events``: (name, event) as ``look`` has read them.
     ``settings``: of the emulation of a stage's peers; None: the daemons as volunteers run them. ``usage``:
-    each peer leaves its CPU seconds in ``NAME/usage.json``.
+    each peer leaves its CPU seconds in ``NAME/usage.json``. ``place_of``: where ``node`` and each peer is.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class SwarmRun:
         *,
         settings: Callable[[int], dict[str, Any]] | None = lambda stage: {},
         usage: bool = False,
+        place_of: Callable[[str], Place] = lambda _: Place(),
     ) -> None:
         self._text = manifest
         self._settings = settings
@@ -47,7 +48,7 @@ class SwarmRun:
         self._folder = tempfile.TemporaryDirectory(prefix="skipswarm-run-")
         self.directory = Path(self._folder.name)
         self.clock = LoopClock()
-        self.swarm = LocalSwarm(self.directory, self.clock)
+        self.swarm = LocalSwarm(self.directory, self.clock, place_of)
         self.manifest = Manifest.from_toml(manifest, researcher="00" * 32)
         self.stages = {f"peer{n}": n % len(self.manifest.stages) for n in range(peers)}
         self.events: list[tuple[str, Event]] = []

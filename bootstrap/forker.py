@@ -38,7 +38,7 @@ def main() -> None:
     """Serve ``os.getppid()``, which must be the process that the command line names, until it is gone."""
     parent = int(sys.argv[1])
     die_with(parent, signal.SIGTERM)  # while nothing reads standard input yet
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     _import_everything()
     # hivemind puts p2pd's sockets into /tmp, where those of a killed peer would stay for ever.
     sockets = Path(tempfile.mkdtemp(prefix="skipswarm-", dir="/tmp"))
@@ -51,7 +51,7 @@ def main() -> None:
 
 def die_with(parent: int, number: signal.Signals) -> None:
     """Get signal ``number`` when ``parent`` ends; end now if it has."""
-    _prctl(PR_SET_PDEATHSIG, number)
+    prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -68,7 +68,8 @@ def enter_network(namespace: str) -> None:
         os.close(file)
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """prctl(2). Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
