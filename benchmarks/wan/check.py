@@ -6,20 +6,23 @@ One process measures all: a socket belongs to the namespace in which it was open
 from __future__ import annotations
 
 import itertools
-import os
 import selectors
 import socket
 import statistics
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter, sleep
+from typing import TypeVar
 
 from benchmarks.wan.testbed import Host, WanTestbed
 from bootstrap.forker import enter_network
 from bootstrap.local import Place
+
+T = TypeVar("T")
 
 PORT = 7000
 ROUNDS = 5
@@ -49,17 +52,24 @@ class Line:
         return self.measured / self.asked
 
 
-@contextmanager
-def inside(place: Place) -> Iterator[None]:
-    """This thread is in the namespace of ``place`` meanwhile."""
+def on_host(place: Place, make: Callable[[], T]) -> T:
+    """What ``make`` returns in the namespace of ``place``: a socket that it opens stays there."""
     assert place.namespace is not None
-    home = f"/proc/self/fd/{(own := os.open('/proc/thread-self/ns/net', os.O_RDONLY))}"
-    try:
+
+    def enter_and_make() -> T:
         enter_network(str(place.namespace))
-        yield
-    finally:
-        enter_network(home)
-        os.close(own)
+        return make()
+
+    # A namespace is a thread's own, and a process without rights outside cannot go home again.
+    with ThreadPoolExecutor(1) as guest:
+        return guest.submit(enter_and_make).result()
+
+
+def udp_socket(place: Place, port: int) -> socket.socket:
+    """Bound to the address of ``place``, in its namespace."""
+    made = on_host(place, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    made.bind((place.address, port))
+    return made
 
 
 def round_trips(testbed: WanTestbed) -> list[Line]:
@@ -69,9 +79,7 @@ def round_trips(testbed: WanTestbed) -> list[Line]:
     with ExitStack() as stack, selectors.SelectSelector() as selector:
         sockets = []
         for host in hosts:
-            with inside(host.place):
-                one = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            one.bind((host.place.address, PORT))
+            one = stack.enter_context(udp_socket(host.place, PORT))
             one.setblocking(False)
             selector.register(one, selectors.EVENT_READ, host.number)
             sockets.append(one)
@@ -108,10 +116,9 @@ def round_trips(testbed: WanTestbed) -> list[Line]:
 def tcp_rate(testbed: WanTestbed, source: Host, target: Host, duration_s: float) -> Line:
     """Of one connection that has found its rate, over ``duration_s``."""
     with ExitStack() as stack:
-        with inside(target.place):
-            listener = stack.enter_context(socket.create_server((target.place.address, PORT)))
-        with inside(source.place):
-            sender = stack.enter_context(socket.create_connection((target.place.address, PORT)))
+        there = (target.place.address, PORT)
+        listener = stack.enter_context(on_host(target.place, lambda: socket.create_server(there)))
+        sender = stack.enter_context(on_host(source.place, lambda: socket.create_connection(there)))
         receiver = stack.enter_context(listener.accept()[0])
         received = 0
 
@@ -131,8 +138,9 @@ def tcp_rate(testbed: WanTestbed, source: Host, target: Host, duration_s: float)
         threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
         for thread in threads:
             thread.start()
-        there, back = testbed.wan.one_way_s[source.number][target.number], source.number
-        sleep(max(1.0, ROUND_TRIPS * (there + testbed.wan.one_way_s[target.number][back])))
+        one_way_s = testbed.wan.one_way_s
+        round_trip_s = one_way_s[source.number][target.number] + one_way_s[target.number][source.number]
+        sleep(max(1.0, ROUND_TRIPS * round_trip_s))
         began_s, before = perf_counter(), received
         sleep(duration_s)
         rate = (received - before) / (perf_counter() - began_s)

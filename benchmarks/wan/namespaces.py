@@ -35,13 +35,10 @@ SIOCGIFFLAGS = 0x8913
 SIOCSIFFLAGS = 0x8914
 SIOCSIFADDR = 0x8916
 SIOCSIFNETMASK = 0x891C
-SIOCSIFTXQLEN = 0x8943
 IFF_UP = 0x1
 
 DEVICE = b"wan0"
 NETMASK = "255.255.0.0"
-QUEUED_PACKETS = 4096
-"""That wait for this process: enough for a burst while it does something else."""
 
 NEED = "an emulated WAN needs root or unprivileged user namespaces"
 
@@ -94,7 +91,7 @@ def new_host(address: str) -> tuple[int, int]:
         fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
         _configure(address)
     except OSError as error:
-        raise UserError(f"{NEED}, and /dev/net/tun: {error.strerror}") from None
+        raise UserError(f"{NEED}, and the right to open /dev/net/tun ({error.strerror})") from None
     return namespace, device
 
 
@@ -102,7 +99,6 @@ def _configure(address: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         _set(control, SIOCSIFADDR, DEVICE, _sockaddr(address))
         _set(control, SIOCSIFNETMASK, DEVICE, _sockaddr(NETMASK))
-        _set(control, SIOCSIFTXQLEN, DEVICE, struct.pack("i", QUEUED_PACKETS))
         for device in (b"lo", DEVICE):
             flags = struct.unpack_from("16xH", fcntl.ioctl(control, SIOCGIFFLAGS, _ifreq(device, b"")))[0]
             _set(control, SIOCSIFFLAGS, device, struct.pack("H", flags | IFF_UP))

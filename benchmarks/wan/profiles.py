@@ -1,4 +1,4 @@
-"""What an emulated WAN is asked to be: a data file of regions, latencies and rates, and the matrices of it."""
+"""What an emulated WAN is asked to be: a data file of regions, latencies and rates, and its matrices."""
 
 from __future__ import annotations
 

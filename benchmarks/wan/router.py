@@ -1,4 +1,4 @@
-"""The router's process: ``python -m benchmarks.wan.router PARENT_PID``, spoken to by ``benchmarks.wan.testbed``.
+"""The router's process: ``python -m benchmarks.wan.router PARENT_PID``. ``benchmarks.wan.testbed`` uses it.
 
 It reads a ``Setup`` from the first line of its standard input, makes the namespaces, answers ``ready`` with
 their descriptors, and then carries packets and obeys a ``Command`` a line until its standard input ends. All

@@ -1,4 +1,4 @@
-"""An emulated WAN for as long as an ``async with`` lasts: hosts to start processes on, links to cut and slow."""
+"""An emulated WAN, as long as an ``async with`` lasts: hosts to start processes on, links to cut and slow."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class WanTestbed:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,  # Ctrl-C reaches this process, which then ends the router
         )
-        addresses = tuple(f"{_PREFIX}.{number // 250}.{number % 250 + 1}" for number in range(len(self._names)))
+        addresses = tuple(
+            f"{_PREFIX}.{number // 250}.{number % 250 + 1}" for number in range(len(self._names))
+        )
         self._write(_SETUP.dump_json(Setup(addresses=addresses, wan=self.wan)))
         try:
             answer = await self._answer(START_S)
@@ -117,7 +119,8 @@ class WanTestbed:
         self._write(change.model_dump_json().encode())
 
     async def counts(self) -> Counts:
-        """What the router did so far. Not to be called twice at once."""
+        """What the router did so far, when it has obeyed all that it was told. Not to be called twice at
+        once."""
         self._write(Count().model_dump_json().encode())
         answer = await self._answer(START_S)
         del answer["event"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -30,7 +31,9 @@ class Policy:
     """May paths leave stages out?"""
 
 
-POLICIES = {policy.name: policy for policy in (Policy("plan", skips=True), Policy("full_pipeline", skips=False))}
+POLICIES = {
+    policy.name: policy for policy in (Policy("plan", skips=True), Policy("full_pipeline", skips=False))
+}
 """``plan``: the daemons' own. ``full_pipeline``: theirs too, of paths through all stages."""
 
 
@@ -94,7 +97,9 @@ async def train(
 ) -> dict[str, float]:
     """Figures of the steps after the warm-up. Peer n is in region n of ``regions`` (None: the profile's), the
     bootstrap node in the first. Raises UserError, and RuntimeError where the swarm does not train."""
-    chosen = [(regions or profile.regions)[n % len(regions or profile.regions)] for n in range(training.peers)]
+    chosen = [
+        (regions or profile.regions)[n % len(regions or profile.regions)] for n in range(training.peers)
+    ]
     names = [NODE, *(f"peer{n}" for n in range(training.peers))]
     places = [chosen[0], *chosen]
     async with (
@@ -119,7 +124,10 @@ async def train(
         **figures_of(steps),
         "path_length": training.path_length,
         "predicted_s": predicted_s,
-        **{f"events_{kind}": sum(e["event"] == kind for _, e in lost) for kind in ("lost", "fell_out", "restarted")},
+        **{
+            f"events_{kind}": sum(e["event"] == kind for _, e in lost)
+            for kind in ("lost", "fell_out", "restarted")
+        },
         "peers_cpu_cores": cores,
         **_router_figures(before, counts, elapsed_s, len(steps)),
     }
@@ -131,8 +139,7 @@ def _made(run: SwarmRun) -> list[dict[str, Any]]:
 
 def steps_of(stepped: Sequence[dict[str, Any]]) -> list[Step]:
     """From each ``stepped`` to the next."""
-    pairs = zip(stepped, stepped[1:], strict=False)
-    return [Step(after["t"] - before["t"], after["tokens"]) for before, after in pairs]
+    return [Step(after["t"] - before["t"], after["tokens"]) for before, after in itertools.pairwise(stepped)]
 
 
 def figures_of(steps: Sequence[Step]) -> dict[str, float]:
