@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import TypeVar
@@ -123,17 +123,16 @@ def tcp_rate(testbed: WanTestbed, source: Host, target: Host, duration_s: float)
         received = 0
 
         def send() -> None:
-            try:
+            with suppress(OSError):  # shut down at the end of the measurement
                 while True:
                     sender.sendall(CHUNK)
-            except OSError:
-                return
 
         def receive() -> None:
             nonlocal received
             memory = bytearray(1 << 18)
-            while count := receiver.recv_into(memory):
-                received += count
+            with suppress(OSError):  # reset by the end of the measurement
+                while count := receiver.recv_into(memory):
+                    received += count
 
         threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
         for thread in threads:
