@@ -244,7 +244,7 @@ async def run_processes(sizes: Sizes, seed: int) -> dict[str, float]:
         ffn_width=128,
         context=32,
         start_replicas=PEERS // STAGES,
-        memory_slots=16,
+        memory_slots=6,
     )
     async with SwarmRun(manifest, PEERS, settings=settings_of(sizes)) as run:
         await run.settled(2)
@@ -290,7 +290,7 @@ def run_simulated(sizes: Sizes, seed: int) -> dict[str, float]:
         path_length=STAGES - 1,
         microbatches_per_origin=per_origin,
         total_steps=1_000_000,
-        memory_slots=16,
+        memory_slots=6,
         pace=(0.4 * pace, *(pace,) * (STAGES - 1)),
     )
     plan = churn_plan(seed, sorted(swarm.peers), sizes)

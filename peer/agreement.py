@@ -109,8 +109,7 @@ class Agreement:
 
     def _count_living(self) -> None:
         context = self._context
-        living = sum(not context.liveness.gone(peer) for peer in self._order)
-        if not context.active or context.me not in self._order or living >= self.majority:
+        if not context.active or context.me not in self._order or context.majority_heard:
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = context.clock.now()
@@ -122,8 +121,7 @@ class Agreement:
         context = self._context
         if self._closed or self.decided or context.me not in self._order:
             return
-        heard = sum(context.liveness.alive(peer) for peer in self._order)
-        close = self._ready() if heard >= self.majority else None
+        close = self._ready() if context.majority_heard else None
         if close is None:
             self._ready_since = None
             return

@@ -38,15 +38,19 @@ class Closing:
         self._context.events.emit("done", step=step, committed=len(committed))
         self._gossip.publish(DONE_TOPIC, self._fact(committed))
 
+    def tell_more(self, committed: tuple[Counted, ...]) -> None:
+        """We have taken over more since we were done."""
+        self._gossip.publish(DONE_TOPIC, self._fact(committed, done=False))
+
     def bear_witness(self, lost: PeerId) -> None:
         """A lost origin may have told only us of a commit: now everyone hears it."""
         heard = tuple(c for c in self._context.ledger.commits.values() if c.origin == lost)
         if heard:
             self._gossip.publish(WITNESS_TOPIC, self._fact(heard))
 
-    def _fact(self, counted: tuple[Counted, ...]) -> bytes:
+    def _fact(self, counted: tuple[Counted, ...], *, done: bool = True) -> bytes:
         context = self._context
-        return CommitsFact(step=context.step, epoch=context.epoch, counted=counted).to_bytes()
+        return CommitsFact(step=context.step, epoch=context.epoch, counted=counted, done=done).to_bytes()
 
     def _of_step(self, commits: CommitsFact) -> bool:
         return (commits.step, commits.epoch) == (self._context.step, self._context.epoch)
@@ -76,21 +80,23 @@ class Closing:
                 found[fact.owner] = commits
         return found
 
-    def _done(self) -> dict[PeerId, CommitsFact]:
+    def _told(self) -> dict[PeerId, CommitsFact]:
+        """What the step's origins say, those too that were done and have taken over more."""
         origins = self._context.origins_of_step
         return {o: fact for o, fact in self._facts_of_step(DONE_TOPIC).items() if o in origins}
 
-    def _at_work(self, done: dict[PeerId, CommitsFact]) -> list[PeerId]:
+    def _at_work(self, told: dict[PeerId, CommitsFact]) -> list[PeerId]:
         """Origins that may still commit something."""
         liveness = self._context.liveness
+        done = {origin for origin, fact in told.items() if fact.done}
         return [o for o in self._context.origins_of_step if not liveness.gone(o) and o not in done]
 
-    def _known(self, done: dict[PeerId, CommitsFact]) -> dict[int, Counted]:
+    def _known(self, told: dict[PeerId, CommitsFact]) -> dict[int, Counted]:
         """Every commit of the step that this peer knows of."""
         context = self._context
         origins, peers = set(context.origins_of_step), {member.peer for member in context.members}
         counted = [*context.ledger.commits.values()]
-        counted += [c for o, fact in done.items() for c in fact.counted if c.origin == o]
+        counted += [c for o, fact in told.items() for c in fact.counted if c.origin == o]
         witnessed = {w: fact for w, fact in self._facts_of_step(WITNESS_TOPIC).items() if w in peers}
         counted += [c for w, f in witnessed.items() for c in f.counted if any(h.peer == w for h in c.path)]
         return settle(c for c in counted if c.index < context.microbatches and c.origin in origins)
@@ -105,10 +111,10 @@ class Closing:
         missing = set(range(context.microbatches)) - {counted.index for counted in close.counted}
         if not missing:
             return None
-        done = self._done()
-        if working := self._at_work(done):
+        told = self._told()
+        if working := self._at_work(told):
             return f"{working[0]} is at work"
-        if known := missing & self._known(done).keys():
+        if known := missing & self._known(told).keys():
             return f"microbatch {min(known)} is committed"
         return None
 
@@ -119,10 +125,10 @@ class Closing:
             return None
         if not context.origins_of_step:
             return self._close_of_none()
-        done = self._done()
-        if self._at_work(done):
+        told = self._told()
+        if self._at_work(told):
             return None
-        commits = self._known(done)
+        commits = self._known(told)
         if len(commits) < context.microbatches:
             now = context.clock.now()
             self._incomplete_since = self._incomplete_since or now

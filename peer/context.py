@@ -187,6 +187,7 @@ class Context:
     strike: Callable[[PeerId, str], None] = lambda peer, reason: None
     say: Callable[[str], None] = lambda line: None
     """A line for the volunteer."""
+    _order: tuple[int, tuple[PeerId, ...], tuple[PeerId, ...]] = (-1, (), ())
     _lives: tuple[tuple[Member, ...], dict[PeerId, int]] = ((), {})
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
@@ -203,6 +204,20 @@ class Context:
         if self._lives[0] is not self.members:
             self._lives = (self.members, {member.peer: member.incarnation for member in self.members})
         return self._lives[1]
+
+    def drawn_by(self, step: int, index: int) -> PeerId | None:
+        """The origin that drew ``index`` of our step; None for another step, whose origins may differ."""
+        if step != self.step or not self.origins_of_step:
+            return None
+        if self._order[:2] != (step, self.origins_of_step):
+            self._order = (step, self.origins_of_step, draw_order(step, self.origins_of_step))
+        return self._order[2][index % len(self.origins_of_step)]
+
+    @property
+    def majority_heard(self) -> bool:
+        """Does this peer hear most of the members that vote? Who does not may be the one that is cut off."""
+        voters = [member.peer for member in self.members if not member.learning]
+        return 2 * sum(map(self.liveness.alive, voters)) > len(voters)
 
     @property
     def state(self) -> State:

@@ -119,6 +119,7 @@ class Core:
             on_gone=self._gone,
             on_back=self._back,
             on_vouched=self._vouched,
+            sure=lambda: not context.active or context.majority_heard,
             rng=rng,
             limits=options.liveness,
         )
@@ -138,7 +139,9 @@ class Core:
             on_late=self._late,
             on_full=lambda: self.wanted.ask(),
         )
-        self.origin = Origin(context, self.router, batches, on_done=self._origin_done)
+        self.origin = Origin(
+            context, self.router, batches, on_done=self._origin_done, on_more=self._origin_has_more
+        )
         self.wanted = Wanted(context, self.router.held, mine=self.origin.waits_for)
         self.newcomers = Newcomers(context)
         self.gossip = Gossip(
@@ -389,6 +392,7 @@ class Core:
             m.Accept: plain(lambda sender, message: None),
             m.Refuse: plain(self.router.on_refuse),
             m.Restart: plain(self.origin.on_restart),
+            m.Taken: plain(self.origin.on_taken),
             m.Release: plain(self.router.on_release),
             m.Holding: plain(self.wanted.on_holding),
             m.Commit: plain(self.router.on_commit),
@@ -510,6 +514,9 @@ class Core:
         self.closing.tell_done(tuple(self.origin.committed.values()))
         self.agreement.consider()
 
+    def _origin_has_more(self) -> None:
+        self.closing.tell_more(tuple(self.origin.committed.values()))
+
     def _decided_message(self, sender: PeerId, message: m.Decided) -> None:
         context, close = self.context, message.close
         if self.joiner is not None:
@@ -565,10 +572,19 @@ class Core:
         for member in context.members:  # who moves to another stage takes part in this step's average yet
             if member.stage == context.stage and (member.peer, member.incarnation) in goes_on:
                 (listeners if member.learning else group).append(member.peer)
+        listeners += self._new_listeners(close)
         context.events.emit(
             "summed", step=close.step, order=[[c.index, c.attempt] for c in context.ledger.summed]
         )
         self.averaging.begin(close, tuple(sorted(group)), tuple(sorted(listeners)))
+
+    def _new_listeners(self, close: m.StepClose) -> list[PeerId]:
+        """Newcomers that the close admits: they have loaded, or load, the state that the average is for. Who
+        moves loads the next."""
+        context = self.context
+        known = {(member.peer, member.incarnation) for member in context.members}
+        here = (member for member in close.members if member.stage == context.stage)
+        return [member.peer for member in here if (member.peer, member.incarnation) not in known]
 
     def _averaged(self) -> None:
         step = self.context.step
@@ -642,8 +658,13 @@ class Core:
     # -- joining -------------------------------------------------------------------------------------------
 
     def _join_request(self, sender: PeerId, message: m.JoinRequest) -> None:
-        if self.context.active and message.stage < self.context.rules.stages:
-            self.newcomers.on_request(sender, message)
+        context = self.context
+        if not context.active or message.stage >= context.rules.stages:
+            return
+        self.newcomers.on_request(sender, message)
+        close = self.agreement.closes.get(context.step - 1)
+        if close is not None and message.stage == context.stage and message.step < context.step:
+            context.transport.send(sender, m.Decided(close=close))
 
     def _admitted(self, step: int, members: tuple[m.Member, ...]) -> None:
         """The newcomer holds the parameters of ``step`` and is a full member of it."""
@@ -685,7 +706,7 @@ class Core:
     def _computed(self, kind: TaskKind, order: tuple[int, ...], wait_s: float, run_s: float) -> None:
         if kind not in TRACED:
             return
-        step, index, attempt = order
+        step, _, index, attempt = order
         self.context.events.emit(
             "computed",
             kind=TRACED[kind],

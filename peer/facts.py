@@ -22,13 +22,15 @@ TOPICS = {
 
 
 class CommitsFact(BaseModel):
-    """Commits of one step. Under ``done``: an origin's own, all that it drew. Under ``witness``: those that a
+    """Commits of one step. Under ``done``: an origin's own, all that it drew, or not ``done`` if it has taken
+    over more since. Under ``witness``: those that a
     hop heard from an origin that it has lost since, so that they do not get lost with it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: Step
     epoch: Count = 0
+    done: bool = True
     counted: Annotated[tuple[Counted, ...], Field(max_length=1 << 16)]
 
     def to_bytes(self) -> bytes:

@@ -34,6 +34,8 @@ class Held:
     hop: int
     revision: int
     inputs: Any
+    taken_over: bool = False
+    """Started by another origin than the one that drew it."""
     phase: Phase = Phase.QUEUED
     generation: int = 0
     submitted: bool = False
@@ -57,7 +59,10 @@ class Held:
 
     @property
     def order(self) -> tuple[int, ...]:
-        return self.key
+        """What is computed first. An origin that was lost is often back with what it had under way: what
+        others have begun in its place comes last, so that it costs little then."""
+        step, index, attempt = self.key
+        return step, int(self.taken_over), index, attempt
 
     @property
     def next_hop(self) -> PeerId:
@@ -74,9 +79,10 @@ def stages_of(path: Iterable[Hop]) -> tuple[int, ...]:
 
 
 def outdated(path: tuple[Hop, ...], other: tuple[Hop, ...]) -> bool:
-    """Was ``path`` given up for ``other``, of the same stages? The first hop that was replaced in one of them
-    decides: what came after it on the other way belongs to the lost one."""
-    return [hop.version for hop in path] < [hop.version for hop in other]
+    """Was ``path`` given up for ``other``? The first hop that was replaced, or skipped, in one of them
+    decides: what came after it on the other way belongs to the lost one, whatever that changed further on."""
+    versions = ((mine.version, theirs.version) for mine, theirs in zip(path, other, strict=False))
+    return next((mine < theirs for mine, theirs in versions if mine != theirs), False)
 
 
 class Holdings(dict[Key, Held]):

@@ -1,8 +1,9 @@
 """Coming in while the others train: admission, the state's download, and catching up.
 
-A newcomer is first admitted as a *learner*: at a step's close, so that everyone agrees from which step on it
-gets every average of its stage. It downloads the state of exactly that step, applies the averages that came
-meanwhile, and when it has caught up it is admitted as a member at the next close. No one waits for it.
+A newcomer downloads its stage's state of the step that is under way. The step's close admits it: as a
+member, if it holds that state by then, else as a *learner*, so that everyone agrees from which step on it
+gets every average of its stage, that of the closed step included. It applies the averages that came
+meanwhile, and when it has caught up the next close names it a member. No one waits for it.
 """
 
 from __future__ import annotations
@@ -79,11 +80,10 @@ class Newcomers:
         founders = self._founders(members)
         for peer, request in self._requests.items():
             if self._asks(peer) and peer in founders.get(request.stage, {peer}):
-                self._admit(admitted, peer, request)
+                self._admit(admitted, request, peer)
         return tuple(sorted(admitted.values(), key=lambda member: (member.peer, member.stage)))
 
-    @staticmethod
-    def _admit(admitted: dict[tuple[PeerId, int], Member], peer: PeerId, request: JoinRequest) -> None:
+    def _admit(self, admitted: dict[tuple[PeerId, int], Member], request: JoinRequest, peer: PeerId) -> None:
         own = [m for m in admitted.values() if m.peer == peer]
         for member in own:
             if member.incarnation != request.incarnation:  # of an earlier life
@@ -91,10 +91,15 @@ class Newcomers:
         own = [member for member in own if member.incarnation == request.incarnation]
         known = admitted.get((peer, request.stage))
         before = next((m for m in own if not m.learning and m.stage != request.stage), None)
+        ready = request.ready and request.step == self._context.step
         if known is None:
-            learner = Member(peer=peer, stage=request.stage, incarnation=request.incarnation, learning=True)
-            admitted[peer, request.stage] = learner
-        elif known.learning and request.ready:
+            admitted[peer, request.stage] = Member(
+                peer=peer,
+                stage=request.stage,
+                incarnation=request.incarnation,
+                learning=not ready or before is not None,
+            )
+        elif known.learning and ready:
             if before is not None:
                 stays = any(
                     m.stage == before.stage and not m.learning and m.peer != peer for m in admitted.values()
@@ -147,6 +152,10 @@ class Joiner:
         self.contacts: set[PeerId] = set()
         """Members, whose word on decisions is taken."""
         self._closes: dict[int, StepClose] = {}
+        """The newest decision that we know of, and those since the step of our state."""
+        self._named_once = False
+        self._passed_over = False
+        """A close did not name us though we had begun to load: from now on we load when one does."""
         self.download: Download | None = None
         self.restoration: Restoration | None = None
         self._told = ""
@@ -157,6 +166,8 @@ class Joiner:
         self._done: dict[int, AverageDone] = {}
         """step -> the word of its group's leader."""
         self._loading = False
+        self._loads = 0
+        """Loads that were begun or given up: what an older one brings is of no use."""
         self._applying = False
         self._bereft = False
         """A replica was lost since the last average came: what it had for us may never come."""
@@ -205,6 +216,7 @@ class Joiner:
             self._start_over(step)  # a decision was missed, and with it the average
         if self._bereft and step in self._closes and not self._applying and self._never_comes(step):
             self._start_over(step)
+        self._catch_up()  # a replica that we could not reach may be back
 
     def _averagers(self, step: int) -> set[PeerId]:
         """Who averages ``step`` in our stage, as far as we know: one of them may host another stage since."""
@@ -233,23 +245,40 @@ class Joiner:
         context = self._context
         if close.epoch > context.epoch:
             context.epoch, context.step = close.epoch, 0
+            self._forget_state()
             self._closes.clear()
-            self._state_step = None
-        mine = next((m for m in close.members if (m.peer, m.stage) == (context.me, context.stage)), None)
-        self.contacts = {member.peer for member in close.members} - {context.me}
-        if not self._moving:
-            context.liveness.watch({m.peer: m.incarnation for m in close.members})
-        context.members = close.members
-        context.step = max(context.step, close.step + 1)
-        if mine is None or mine.incarnation != context.incarnation:
+        named = self._place_in(close) is not None
+        if not self._closes or close.step > max(self._closes):
+            self.contacts = {member.peer for member in close.members} - {context.me}
+            if not self._moving:
+                context.liveness.watch({m.peer: m.incarnation for m in close.members})
+            context.members = close.members
+            context.step = max(context.step, close.step + 1)
+        elif not named:
+            return  # old
+        if close.step in self._closes or (self._moving and not named):
             return
-        if close.step in self._closes:
-            return
-        self._closes[close.step] = close
-        if self._state_step is None and self.download is None:
+        if named and not self._named_once:
+            self._named_once = True
             context.events.emit("admitted", step=close.step + 1)
-            self._fetch()
+        if not named:
+            self._not_named(close)
+        self._closes[close.step] = close
+        self._fetch()
         self._catch_up()
+
+    def _not_named(self, close: StepClose) -> None:
+        """The average of the closed step does not come to us."""
+        if self._state_step is not None or self.download is not None:
+            self._passed_over = True
+        self._forget_state()
+        self._closes = {step: known for step, known in self._closes.items() if step > close.step}
+
+    def _forget_state(self) -> None:
+        self._state_step = None
+        self._loads += 1
+        self._loading = False
+        self._drop_download()
 
     # -- the download --------------------------------------------------------------------------------------
 
@@ -257,16 +286,18 @@ class Joiner:
         """Begin with the state of the newest step that we know of, or go on with more donors."""
         if self._state_step is not None or self._loading or not self._closes or self._closed:
             return
-        context = self._context
-        if self._orphaned(max(self._closes) + 1):
-            self._restore(max(self._closes) + 1)
+        context, step = self._context, max(self._closes) + 1
+        if self._place_in(self._closes[step - 1]) is None and (self._passed_over or self._orphaned(step)):
+            return
+        if self._orphaned(step):
+            self._restore(step)
             return
         donors = [peer for peer in context.living(context.stage) if peer != context.me]
         if self.download is None and donors:
             self.download = Download(
                 context,
                 context.stage,
-                max(self._closes) + 1,
+                step,
                 largest=self._largest_image,
                 on_image=self._load,
                 on_failed=self._failed,
@@ -307,21 +338,28 @@ class Joiner:
 
     def _load(self, index: StateIndex, image: bytes) -> None:
         self._loading = True
+        self._loads += 1
+        load = self._loads
         download, self.download = self.download, None
         sources = download.sources if download is not None else {}
 
         def done(digest: str) -> None:
+            if self._loads != load:
+                return
             self._loading = False
             self._context.events.emit(
                 "loaded", step=index.step, digest=digest, bytes=len(image), sources=sources
             )
             self._state_step = index.step
+            for step in [step for step in self._averages if step < index.step]:
+                del self._averages[step]
             self._bereft = self._misses_replica(index.step)
             self._context.lineage = index.lineage
             self._catch_up()
 
         def refused(error: Exception) -> None:
-            self._loading = False
+            if self._loads == load:
+                self._loading = False
             for peer in sources:
                 self._context.strike(peer, f"unusable state: {error}")
 
@@ -399,15 +437,24 @@ class Joiner:
         average of ``step``?"""
         return any(s in self._closes and self._named(s) for s in (step, step + 1))
 
+    def _place_in(self, close: StepClose | None) -> Member | None:
+        """What we are in the step after ``close``, in our present life."""
+        context = self._context
+        own = (context.me, context.stage, context.incarnation)
+        members = close.members if close is not None else ()
+        return next((m for m in members if (m.peer, m.stage, m.incarnation) == own), None)
+
     def _named(self, step: int) -> bool:
         """Do the others count on us as a member of ``step``, and not as a learner?"""
-        return step - 1 in self._closes and self._context.me in self._averagers(step)
+        place = self._place_in(self._closes.get(step - 1))
+        return place is not None and not place.learning
 
     def _request(self) -> JoinRequest:
         context = self._context
         return JoinRequest(
             stage=context.stage,
             incarnation=context.incarnation,
+            step=max(self._closes) + 1 if self._closes else 0,
             ready=self.ready,
             holds=self._recalled.step,
         )

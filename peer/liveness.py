@@ -40,6 +40,7 @@ class Liveness:
         on_gone: Callable[[PeerId], None],
         on_back: Callable[[PeerId], None],
         on_vouched: Callable[[PeerId, float], None],
+        sure: Callable[[], bool] = lambda: True,
         rng: random.Random,
         limits: LivenessLimits | None = None,
     ) -> None:
@@ -51,6 +52,8 @@ class Liveness:
         self._on_gone = on_gone
         self._on_back = on_back
         self._on_vouched = on_vouched
+        self._sure = sure
+        """May silence be taken for death? Not by one that hears few: it may be itself that is cut off."""
         self.limits = limits or LivenessLimits()
         self._neighbours: dict[PeerId, Neighbour] = {}
         self._watched: dict[PeerId, int | None] = {}
@@ -355,8 +358,12 @@ class Liveness:
     def _unanswered(self, peer: PeerId) -> None:
         """Nobody who was asked reaches the peer either."""
         neighbour = self._neighbours.get(peer)
-        if neighbour is not None:
+        if neighbour is None:
+            return
+        if self._sure():
             self._confirm(neighbour)
+        else:
+            self._unless_back(neighbour, self.limits.ask_again_s, self._inquire)
 
     def _lose(self, neighbour: Neighbour, reason: str) -> None:
         if neighbour.lost:

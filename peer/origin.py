@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,11 @@ from peer.held import Held, outdated, stages_of
 from peer.ledger import Committed, apply
 from peer.phi import Arrivals, PhiLimits
 from peer.router import Router
+from peer.shares import Shares
 from peer.validation import Validation
 from peer.worker import TaskKind
 from swarm.clock import Timer
-from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart
+from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart, Taken
 from swarm.transport.base import PeerId
 
 RESTART_PAUSE_S = 0.02
@@ -66,18 +66,26 @@ class StepFigures:
 
 
 class Origin:
-    """Starts and commits this peer's microbatches of each step; calls ``on_done`` when all are committed."""
+    """Starts and commits this peer's microbatches of each step; calls ``on_done`` when all are committed, and
+    ``on_more`` when others came to it after that."""
 
     def __init__(
-        self, context: Context, router: Router, batches: Batches, *, on_done: Callable[[], None]
+        self,
+        context: Context,
+        router: Router,
+        batches: Batches,
+        *,
+        on_done: Callable[[], None],
+        on_more: Callable[[], None],
     ) -> None:
         self._context = context
         self._router = router
         self._batches = batches
         self._on_done = on_done
-        self._queue: deque[int] = deque()
+        self._on_more = on_more
+        self._told_done = False
+        self._shares: Shares | None = None
         self._attempts: dict[int, int] = {}
-        self._positions: dict[int, int] = {}
         self._waiting: set[int] = set()
         self._released: dict[PeerId, list[Release]] = {}
         """What each peer was, or is to be, told to drop of this step."""
@@ -99,55 +107,83 @@ class Origin:
         self.figures = StepFigures()
         self.begun = context.step
         order = draw_order(context.step, context.origins_of_step)
-        mine = order.index(context.me)
-        self._queue = deque(range(mine, context.microbatches, len(order)))
-        self._positions = {index: position for position, index in enumerate(self._queue)}
+        self._shares = Shares(context.me, order, context.microbatches)
         self._begin_validation(order)
         self.take_over()
 
     def stop(self) -> None:
         """What this peer drew is of no concern to it any more."""
         self.begun = -1
+        self._told_done = False
         for started in self.started.values():
             _settle(started)
         self.started.clear()
         self.committed.clear()
         self._attempts.clear()
-        self._positions.clear()
         self._late_peers.clear()
         self._waiting.clear()
         self._released.clear()
-        self._queue.clear()
+        self._shares = None
         if self._validation is not None:
             self._validation.stop()
             self._validation = None
 
     def take_over(self) -> None:
-        """Share the lost origins' microbatches, those not known to be committed, among the origins that live.
-
-        By rendezvous hashing, so that another loss moves only what the newly lost had. Two origins that see
-        different losses may both start one: the close counts one of them.
-        """
-        context = self._context
-        if self.begun != context.step:
+        """Share the lost origins' microbatches, those not known to be committed, among the origins that
+        live."""
+        context, shares = self._context, self._shares
+        if self.begun != context.step or shares is None:
             return
-        order = draw_order(context.step, context.origins_of_step)
-        living = tuple(origin for origin in order if not context.liveness.gone(origin))
-        for index in range(context.microbatches):
-            owner = order[index % len(order)]
-            if owner in living or index in context.ledger.commits or index in self._positions:
-                continue
-            if draw_order(index, living)[0] == context.me:
-                self._positions[index] = index // len(order)
-                self._queue.append(index)
-                context.events.emit("taken_over", step=context.step, index=index, lost=owner)
+        for index in shares.take_over(context.liveness.gone, context.ledger.commits):
+            context.events.emit("taken_over", step=context.step, index=index, lost=shares.owner(index))
         self._fill()
         self._check_done()
 
+    def on_taken(self, sender: PeerId, message: Taken) -> None:
+        """We were lost for another origin, which has started some of ours: what we have under way goes on
+        here, the rest there. Or the answer to that."""
+        context, shares = self._context, self._shares
+        if shares is None or message.step != self.begun or sender not in context.origins_of_step:
+            return
+        for index in message.committed:
+            if shares.owner(index) == context.me:
+                self._give_up(index)
+        goes_on = [i for i in message.indices if shares.owner(i) == context.me and self._under_way(i)]
+        for index in shares.leave_to(sender, {*message.indices, *message.committed} - {*goes_on}):
+            context.events.emit("left_to", step=context.step, index=index, other=sender)
+        if goes_on:
+            context.transport.send(sender, Taken(step=self.begun, indices=tuple(goes_on)))
+        for index in message.indices:
+            if shares.owner(index) == sender:
+                self._give_up(index)
+                shares.taken.discard(index)
+        self._fill()
+        self._check_done()
+
+    def _under_way(self, index: int) -> bool:
+        return index in self.started or index in self._waiting or index in self.committed
+
+    def _give_back(self, owner: PeerId) -> None:
+        """``owner`` is back: it starts what we have not, and hears what we have."""
+        assert self._shares is not None
+        given, kept = self._shares.give_back(owner)
+        for index in given:
+            self._context.events.emit("given_back", step=self.begun, index=index, other=owner)
+        if kept:
+            committed = tuple(index for index in kept if index in self.committed)
+            begun = tuple(index for index in kept if index not in self.committed)
+            taken = Taken(step=self.begun, indices=begun, committed=committed)
+            self._context.transport.send(owner, taken)
+
     def _fill(self) -> None:
-        while self._queue and len(self.started) < self._context.rules.memory_slots:
-            index = self._queue.popleft()
-            if index not in self._context.ledger.commits:
+        """Start as many as fit; none while most members are not heard: it may be we who are cut off, and what
+        would be left of a path is no path."""
+        context, shares = self._context, self._shares
+        while shares is not None and shares.queue and len(self.started) < context.rules.memory_slots:
+            if not context.majority_heard:
+                return
+            index = shares.queue.popleft()
+            if index not in context.ledger.commits:
                 self._start(index)
 
     def _start(self, index: int) -> None:
@@ -157,9 +193,12 @@ class Origin:
         base = context.origins_of_step.index(context.me) * ATTEMPTS_PER_ORIGIN
         base += context.epoch % EPOCHS_APART * ATTEMPTS_PER_EPOCH
         attempt = base + min(count, ATTEMPTS_PER_EPOCH - 1)
-        path = context.routes.path(self._positions[index], self._late_peers.get(index, frozenset()))
+        assert self._shares is not None
+        position = self._shares.position(index)
+        path = context.routes.path(position, self._late_peers.get(index, frozenset()))
         tokens, labels = self._batches.train(context.step, index)
         held = Held((context.step, index, attempt), context.me, path, 0, 0, tokens)
+        held.taken_over = self._shares.owner(index) != context.me
         self.started[index] = started = Started(index, attempt, held, labels, began_s=context.clock.now())
         borne_s = self._trips.borne_s() * 2 ** min(count, 5)
         started.late = context.clock.call_later(borne_s, self._late, started)
@@ -177,22 +216,30 @@ class Origin:
 
     def restart(self, index: int, reason: str) -> None:
         """Give an attempt up and start the microbatch anew on another path."""
-        started = self.started.pop(index, None)
+        started = self._give_up(index)
         if started is None:
             return
-        _settle(started)
         self.figures.restarted += 1
         self._context.events.emit("restarted", **started.held.fields(), reason=reason)
-        self._release(started, keep=())
-        self._router.held.drop(started.held)
         self._waiting.add(index)
         pause_s = min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2 ** min(10, self._attempts[index] - 1))
         self._context.clock.call_later(pause_s, self._start_again, self._context.step, index)
 
+    def _give_up(self, index: int) -> Started | None:
+        """Whoever holds something of our attempt drops it."""
+        self._waiting.discard(index)
+        started = self.started.pop(index, None)
+        if started is not None:
+            _settle(started)
+            self._release(started, keep=())
+            self._router.held.drop(started.held)
+        return started
+
     def _start_again(self, step: int, index: int) -> None:
         if step == self._context.step and index in self._waiting:
             self._waiting.discard(index)
-            self._queue.append(index)
+            assert self._shares is not None
+            self._shares.queue.append(index)
             self._fill()
             self._check_done()
 
@@ -216,6 +263,9 @@ class Origin:
         if started is None or message.key != started.held.key:
             return
         stages = stages_of(message.path)
+        ours = started.held.path
+        if stages != stages_of(ours) and outdated(message.path, ours):
+            return  # by a hop that we have gone around, of other stages: nobody brings its gradient home
         if started.stages == stages:
             if outdated(message.path, started.path):
                 return
@@ -249,7 +299,7 @@ class Origin:
                 self.restart(started.index, str(error))
 
         context.worker.submit(
-            TaskKind.LOSS, started.held.key, lambda: context.backend.loss(output, labels), done, refused
+            TaskKind.LOSS, started.held.order, lambda: context.backend.loss(output, labels), done, refused
         )
 
     def _send_gradient(self, started: Started) -> None:
@@ -271,13 +321,17 @@ class Origin:
         self._context.transport.send(last, message, started.gradient)
 
     def on_back(self, peer: PeerId) -> None:
-        """The gradient may have been lost on its way to a last hop, and a release on its way to any."""
+        """The gradient may have been lost on its way to a last hop, and a release on its way to any. An
+        origin goes on with what it drew."""
         for release in self._released.get(peer, ()):
             self._context.transport.send(peer, release)
         for started in self.started.values():
             if started.gradient is not None and started.path[-1].peer == peer:
                 self._context.events.emit("sent", **started.held.fields(), other=peer, kind="backward")
                 self._send_gradient(started)
+        if self._shares is not None and self.begun == self._context.step:
+            self._give_back(peer)
+            self.take_over()
 
     # -- the commit ----------------------------------------------------------------------------------------
 
@@ -347,15 +401,21 @@ class Origin:
         """Everything that this origin drew for the context's step is committed."""
         return (
             self.begun == self._context.step
-            and not self._queue
+            and self._shares is not None
+            and not self._shares.queue
             and not self._waiting
             and not self.started
             and self._validation is None
         )
 
     def _check_done(self) -> None:
+        """Tell others, and tell them otherwise when something was taken over since."""
         if self.done:
+            self._told_done = True
             self._on_done()
+        elif self._told_done:
+            self._told_done = False
+            self._on_more()
 
     # -- validation ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ from swarm.transport.base import PeerId
 BUSY_RETRY_S = 0.05
 """Before a hop that every replica refused asks again: about one microbatch of a small model."""
 
+STRANDED_S = 0.5
+"""When the first are back that were lost with most others, the rest are given so long to be back as well."""
+
 MAX_EARLY_EVALUATIONS = 64
 """Validation microbatches that came before this peer was at their step."""
 
@@ -55,6 +58,7 @@ class Router:
         self.sums = Sums(context, self.held)
         self._early: list[tuple[Forward, Any]] = []
         self.rerouted = 0
+        self._looking = False
 
     # -- a microbatch comes --------------------------------------------------------------------------------
 
@@ -92,6 +96,7 @@ class Router:
             self._on_full()
         else:
             held = Held(message.key, message.origin, message.path, message.hop, message.revision, inputs)
+            held.taken_over = context.drawn_by(message.step, message.index) not in (None, message.origin)
             self.held[held.key] = held
             self._reply(sender, Accept, message)
             self._compute_forward(held)
@@ -101,9 +106,9 @@ class Router:
     def _meet_again(self, held: Held, message: Forward, inputs: Any) -> None:
         """A rerouting before us brings a microbatch that we already hold."""
         ours, theirs = held.path[: held.hop], message.path[: message.hop]
+        if outdated(theirs, ours):
+            return
         if stages_of(ours) == stages_of(theirs):
-            if outdated(theirs, ours):
-                return
             # Our own place too: what was sent under its old version must not release the new one.
             here = max(held.path[held.hop], message.path[message.hop], key=lambda hop: hop.version)
             held.path = (*theirs, here, *held.path[held.hop + 1 :])
@@ -184,8 +189,11 @@ class Router:
         return peer not in held.refused and self._context.liveness.alive(peer)
 
     def _reroute(self, held: Held) -> None:
-        """Put another peer, another stage, or nothing, in the place of the next hop."""
+        """Put another peer, another stage, or nothing, in the place of the next hop. Not while most members
+        seem lost: it may be we who are cut off, and another goes around us."""
         context = self._context
+        if not context.majority_heard:
+            return
         place = held.hop + 1
         lost = held.path[place]
         peer = context.routes.replacement(lost.stage, {*held.refused, lost.peer})
@@ -202,7 +210,7 @@ class Router:
             if other is not None:
                 held.path = (*before, other, *after)
             elif len(held.path) - 1 >= context.rules.min_path_length:
-                held.path = before + after
+                held.path = before + _newer(after, lost.version + 1)
             else:
                 self._give_up(held, f"stage {lost.stage} has no living replica")
                 return
@@ -228,7 +236,7 @@ class Router:
             if stage != held.path[place].stage:
                 peer = context.routes.replacement(stage, set(held.refused))
                 if peer is not None:
-                    return Hop(stage=stage, peer=peer)
+                    return Hop(stage=stage, peer=peer, version=held.path[place].version + 1)
         return None
 
     def _ask_again(self, held: Held) -> None:
@@ -284,9 +292,24 @@ class Router:
             if held.phase is Phase.FORWARDED and held.next_hop == peer:
                 self._tell_sent(held, peer, "forward")
                 self._pass_on(held)
+            elif self._stranded(held) and not self._looking:
+                self._looking = True
+                self._context.clock.call_later(STRANDED_S, self._go_around)
             if held.phase is Phase.RETURNED and held.hop > 0 and held.path[held.hop - 1].peer == peer:
                 self._tell_sent(held, peer, "backward")
                 self._send_back(held)
+
+    def _stranded(self, held: Held) -> bool:
+        """Does it wait for a lost hop, because we could not tell who is cut off?"""
+        waits = held.phase is Phase.FORWARDED and held.hop + 1 < len(held.path)
+        return waits and not self._context.liveness.alive(held.next_hop)
+
+    def _go_around(self) -> None:
+        """We were cut off, and some are back; who is not by now is lost."""
+        self._looking = False
+        for held in list(self.held.values()):
+            if self._stranded(held):
+                self._reroute(held)
 
     def _tell_sent(self, held: Held, peer: PeerId, kind: str) -> None:
         self._context.events.emit("sent", **held.fields(), other=peer, kind=kind)
@@ -419,3 +442,8 @@ class Router:
         step, index, attempt = message.key
         refuse = Refuse(step=step, index=index, attempt=attempt, hop=message.hop, reason=reason)
         self._context.transport.send(to, refuse)
+
+
+def _newer(path: tuple[Hop, ...], version: int) -> tuple[Hop, ...]:
+    """``path``, its first hop in the place of one that was skipped (``held.outdated``)."""
+    return tuple(hop.model_copy(update={"version": max(version, hop.version)}) for hop in path[:1]) + path[1:]

@@ -157,6 +157,16 @@ class Holding(MicrobatchMessage):
     version: Count
 
 
+class Taken(Message):
+    """Between an origin that is back and one that has taken over from it: the sender has started these of the
+    former's microbatches, and has committed those. The former says it of what it goes on with itself."""
+
+    kind = "taken"
+    step: Step
+    indices: Annotated[tuple[Count, ...], Field(max_length=65536)] = ()
+    committed: Annotated[tuple[Count, ...], Field(max_length=65536)] = ()
+
+
 class Commit(MicrobatchMessage):
     """The origin's word that a microbatch went through forward and backward on ``path``."""
 
@@ -404,12 +414,15 @@ class AverageDone(AverageMessage):
 class JoinRequest(Message):
     """A newcomer asks to be admitted to a stage: as a learner, and when it is ``ready`` as a member.
 
-    ``holds``: the step of the newest state of that stage on its disk, in case nobody else has any.
+    ``step``: the newest step whose members it knows, 0 if it knows none; when it is ready it holds the state
+    of that step. ``holds``: the step of the newest state of that stage on its disk, in case nobody else has
+    any.
     """
 
     kind = "join_request"
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)]
     incarnation: Count
+    step: Step = 0
     ready: bool = False
     holds: Step | None = None
 

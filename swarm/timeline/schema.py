@@ -186,6 +186,22 @@ class TakenOver(Event):
     lost: Peer
 
 
+class GivenBack(Event):
+    """The origin that drew the microbatch is back and starts it itself."""
+
+    step: Count
+    index: Count
+    other: Peer
+
+
+class LeftTo(Event):
+    """An origin that is back leaves a microbatch to the one that has started it meanwhile."""
+
+    step: Count
+    index: Count
+    other: Peer
+
+
 class Committed(Microbatch):
     """The origin has its own backward: the microbatch counts, on the path that its gradient took."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -336,8 +337,8 @@ def test_two_equal_halves_both_wait_and_go_on_when_they_see_each_other_again() -
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_replicas_that_finished_an_averaging_apart_find_out_in_the_next_one(stage: int) -> None:
-    """Cut off with the averaging half done, long enough to be given up, healed before the next close."""
+def test_who_is_cut_off_from_most_in_the_averaging_applies_what_the_others_did(stage: int) -> None:
+    """It hears too few to take anybody's silence for death, so it waits; the rest averages without it."""
     swarm = SimSwarm((2, 2, 2), seed=stage, pace=4)
     alone = f"s{stage}r1"
     rest = [name for name in swarm.peers if name != alone]
@@ -349,14 +350,42 @@ def test_replicas_that_finished_an_averaging_apart_find_out_in_the_next_one(stag
         return bool(message.stage == stage)
 
     swarm.when("average_part", cut, step=STEP, sent=True)
-    pair = [f"s{stage}r0", alone]
-    assert swarm.clock.run_until(lambda: all(swarm.peers[n].events.of("averaging_again") for n in pair), 20)
+    other = swarm.peers[f"s{stage}r0"]
+    assert swarm.clock.run_until(lambda: bool(other.events.of("averaging_again")), 20)
+    swarm.clock.run_for(1)
+    assert swarm.peers[alone].events.of("gone") == []
+    assert swarm.peers[alone].events.of("averaging_again") == []
     swarm.network.heal()
     swarm.clock.run_for(12)
     goes_on(swarm)
-    assert {name for name, _ in swarm.of("lineages_differ")} == set(pair)
-    assert len(swarm.of("fell_out")) == 1
-    assert len(swarm.of("joined")) == 1
+    assert swarm.of("lineages_differ") == []
+    assert swarm.of("fell_out") == []
+
+
+def test_a_cut_off_origin_starts_nothing_and_leaves_to_others_what_they_have_started() -> None:
+    """What the others took over and had not begun goes back to it when it is back: little is done twice."""
+    swarm = SimSwarm((3, 2, 2, 2), path_length=3, microbatches_per_origin=12, memory_slots=3, pace=20)
+    assert swarm.run_to(1)
+    swarm.clock.run_for(1.5)
+    rest = [name for name in swarm.peers if name != "s0r0"]
+    swarm.network.partition([["s0r0"], rest])
+    assert swarm.clock.run_until(lambda: len(swarm.of("taken_over")) > 3, 20)
+    own = swarm.peers["s0r0"].events
+    begun = len(own.of("started"))
+    swarm.clock.run_for(2)
+    assert len(own.of("started")) == begun
+    swarm.network.heal()
+    assert swarm.run_to(3)
+    swarm.whole()
+    counted = swarm.of("closed")[-1][1]["counted"]
+    assert min(len(path) for _, _, _, path, _ in counted) >= 2
+    taken = {fields["index"] for _, fields in swarm.of("taken_over")}
+    given = {fields["index"] for _, fields in swarm.of("given_back")}
+    left = {fields["index"] for _, fields in swarm.of("left_to")}
+    assert given
+    assert given | left <= taken
+    started = Counter(fields["index"] for _, fields in swarm.of("started") if fields["step"] == 1)
+    assert sum(started.values()) - 36 == sum(count > 1 for count in started.values()) <= 6
 
 
 @pytest.mark.parametrize("after", [0.1, 0.5, 0.8, 0.95, 1.1, 1.25])

@@ -94,8 +94,8 @@ def test_a_voter_objects_to_a_close_that_leaves_out_what_it_knows_of() -> None:
     objection = core.closing.objection
     assert objection(StepClose(step=1, counted=(), members=members[1:])) == "s0r0 lives"
     assert str(objection(StepClose(step=1, counted=(), members=members))).endswith("is at work")
-    assert swarm.clock.run_until(lambda: not core.closing._at_work(core.closing._done()), 10)
-    known = tuple(core.closing._known(core.closing._done()).values())
+    assert swarm.clock.run_until(lambda: not core.closing._at_work(core.closing._told()), 10)
+    known = tuple(core.closing._known(core.closing._told()).values())
     assert [counted.index for counted in known] == list(range(12))
     assert objection(StepClose(step=1, counted=known[:-1], members=members)) == "microbatch 11 is committed"
     assert objection(StepClose(step=1, counted=known, members=members)) is None

@@ -51,8 +51,10 @@ def test_a_newcomer_learns_downloads_catches_up_and_serves(stage: int, after: fl
     peer = swarm.newcomer("new", stage)
     comes_in(swarm, peer)
     order = happened(peer, "admitted", "loaded", "followed", "joined")
-    assert order[:2] == ["admitted", "loaded"]
-    assert order[-1] == "joined"
+    assert order in (
+        ["loaded", "admitted", "followed", "joined"],
+        ["admitted", "loaded", "followed", "joined"],
+    )
     assert members_of(swarm)["new"] is False
     assert len(peer.events.of("loaded")) == 1
     for trouble in ("lost", "restarted", "fell_out", "strike"):
@@ -67,6 +69,45 @@ def test_a_newcomer_of_stage_0_draws_its_share_of_the_samples() -> None:
     step = min(p.step for p in swarm.living()) - 1
     origins = [entry[2] for entry in swarm.close_of(step)["counted"]]
     assert sorted(origins) == ["new"] * 6 + ["s0r0"] * 6
+
+
+def test_who_holds_the_state_at_the_close_is_named_a_member_by_it() -> None:
+    """A step is long, the state short: it comes while the step goes on, and the step's average after it."""
+    swarm = SimSwarm((2, 2, 2), pace=10)
+    assert swarm.run_to(2)
+    peer = swarm.newcomer("new", 1)
+    assert swarm.run_to(3)
+    (close,) = [fields for name, fields in swarm.of("closed") if name == "s0r0" and fields["step"] == 2]
+    assert "1:new" in close["members"]
+    assert close["learners"] == []
+    assert swarm.clock.run_until(lambda: served(peer) > 0, 10)
+    assert happened(peer, "admitted", "loaded", "followed", "joined") == [
+        "loaded",
+        "admitted",
+        "followed",
+        "joined",
+    ]
+    assert swarm.run_to(5)
+    swarm.whole()
+    assert peer.applied().keys() >= {(1, 2), (1, 3), (1, 4)}
+
+
+def test_who_is_not_named_though_it_holds_the_state_takes_a_newer_one_later() -> None:
+    """The members do not hear its requests for a step: the average that its state needs does not come."""
+    swarm = SimSwarm((2, 2, 2), pace=10)
+    assert swarm.run_to(2)
+    peer = swarm.newcomer("new", 1)
+    assert swarm.clock.run_until(lambda: bool(peer.events.of("loaded")), 5)
+    for other in swarm.peers.values():
+        other.core.newcomers.on_request = lambda sender, message: None  # type: ignore[method-assign]
+        other.core.newcomers.forget("new")
+    assert swarm.run_to(3)
+    assert peer.events.of("admitted") == []
+    for other in swarm.peers.values():
+        del other.core.newcomers.on_request
+    comes_in(swarm, peer)
+    assert [fields["step"] for fields in peer.events.of("loaded")][0] == 2
+    assert [fields["step"] for fields in peer.events.of("loaded")][-1] > 3
 
 
 def test_the_others_do_not_wait_for_a_newcomer() -> None:

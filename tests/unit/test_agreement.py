@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.agreement import Agreement
+from peer.context import Context
 from swarm.clock import SimClock
 from swarm.events import NoEvents
 from swarm.messages import (
@@ -27,6 +28,12 @@ from swarm.messages import (
 
 NAMES = ("a", "b", "c", "d", "e")
 MEMBERS = tuple(Member(peer=name, stage=0) for name in NAMES)
+
+
+class Place(SimpleNamespace):
+    """What an agreement needs of its context."""
+
+    majority_heard = Context.majority_heard
 
 
 class Toy:
@@ -46,7 +53,7 @@ class Toy:
         self.agreements: dict[str, Agreement] = {}
         self.contexts: dict[str, Any] = {}
         for number, name in enumerate(NAMES):
-            self.contexts[name] = context = SimpleNamespace(
+            self.contexts[name] = context = Place(
                 me=name,
                 step=0,
                 epoch=0,
@@ -62,7 +69,7 @@ class Toy:
             )
             own = StepClose(step=0, counted=(), members=MEMBERS[: 3 + number % 3])
             self.agreements[name] = Agreement(
-                context,
+                context,  # type: ignore[arg-type]
                 ready=lambda own=own: own,  # type: ignore[misc]
                 objection=lambda close, me=name, own=own: (  # type: ignore[misc]
                     "not mine" if me in self.objectors and close != own else None

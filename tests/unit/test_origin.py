@@ -13,7 +13,7 @@ from peer.context import draw_order
 from peer.ledger import Committed, apply
 from peer.origin import RESTART_PAUSE_S, Origin
 from peer.router import Router
-from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart
+from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart, Taken
 from tests.unit.desk import Desk, activation, hops
 
 ME = "s0r0"
@@ -33,10 +33,14 @@ class Stage0(Desk):
             on_late=self.late.append,
             on_full=lambda: None,
         )
-        self.origin = Origin(self.context, self.router, FakeBatches(), on_done=self._done)
+        self.origin = Origin(self.context, self.router, FakeBatches(), on_done=self._done, on_more=self._more)
+        self.more = 0
 
     def _done(self) -> None:
         self.done += 1
+
+    def _more(self) -> None:
+        self.more += 1
 
     def begun(self) -> list[Forward]:
         """What the first hops get of the step, once the origin has computed it."""
@@ -114,6 +118,72 @@ def test_attempts_of_other_origins_and_epochs_have_other_numbers() -> None:
         desk.context.epoch = epoch
         numbers.append(desk.begun()[0].attempt)
     assert len(set(numbers)) == 4
+
+
+# -- what others have taken over ---------------------------------------------------------------------------
+
+
+def test_an_origin_that_is_back_goes_on_with_what_it_has_under_way_and_leaves_the_rest() -> None:
+    desk = Stage0((2, 2, 2), slots=2)
+    under_way = [message.index for message in desk.begun()]
+    queued = list(desk.origin._shares.queue)  # type: ignore[union-attr]
+    desk.origin.on_taken("s0r1", Taken(step=0, indices=(under_way[0], queued[0]), committed=(queued[1],)))
+    to, answer = desk.one(Taken)
+    assert (to, answer.indices) == ("s0r1", (under_way[0],))
+    assert list(desk.origin._shares.queue) == queued[2:]  # type: ignore[union-attr]
+    assert list(desk.origin.started) == under_way
+
+
+def test_what_another_has_committed_meanwhile_is_released() -> None:
+    desk = Stage0((2, 2, 2), slots=2)
+    first, second = desk.begun()
+    desk.origin.on_taken("s0r1", Taken(step=0, committed=(first.index,)))
+    assert second.index in desk.origin.started
+    assert first.index not in desk.origin.started
+    assert {message.index for _, message in desk.take(Release)} == {first.index}
+
+
+def test_who_took_over_drops_what_the_one_that_is_back_goes_on_with() -> None:
+    desk = Stage0((2, 2, 2), slots=8)
+    desk.begun()
+    own = set(desk.origin.started)
+    desk.gone.add("s0r1")
+    desk.origin.take_over()
+    taken = sorted(set(desk.origin.started) - own)
+    assert len(taken) == 4
+    desk.compute(8)
+    desk.take(Forward)
+    desk.gone.discard("s0r1")
+    desk.origin.on_back("s0r1")
+    to, told = desk.one(Taken)
+    assert (to, list(told.indices), told.committed) == ("s0r1", taken, ())
+    desk.origin.on_taken("s0r1", Taken(step=0, indices=tuple(taken[:2])))
+    assert sorted(set(desk.origin.started) - own) == taken[2:]
+    assert desk.take(Taken) == []
+
+
+def test_an_origin_that_takes_over_when_it_was_done_says_that_it_goes_on() -> None:
+    desk = Stage0((2, 1, 1), slots=8)
+    for message in desk.begun():
+        desk.round(message)
+    desk.compute(8)
+    assert (desk.done, desk.more) == (1, 0)
+    desk.gone.add("s0r1")
+    desk.origin.take_over()
+    assert desk.more == 1
+
+
+def test_a_cut_off_origin_starts_nothing() -> None:
+    desk = Stage0((1, 2, 2), slots=1)
+    (first,) = desk.begun()
+    desk.lost |= {"s1r0", "s1r1", "s2r0"}
+    desk.round(first)
+    desk.compute(2)
+    assert desk.take(Forward) == []
+    desk.lost.clear()
+    desk.origin.on_back("s1r0")
+    desk.compute(2)
+    assert len(desk.take(Forward)) == 1
 
 
 # -- the loss ----------------------------------------------------------------------------------------------
