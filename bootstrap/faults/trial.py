@@ -21,11 +21,14 @@ STEPS_AFTER = 2
 SIZES = {(6, 8): 70, (9, 12): 20, (13, 18): 8, (19, 30): 2}
 """Least and most peers of a swarm, and of a hundred swarms how many: in a small one more is the last of its
 kind, and a schedule costs as the square."""
+LONG_SHARE = 0.03
+"""Of the swarms, those whose steps are long against every fault, with many microbatches under way."""
 START_LIMIT_S = 60.0
 FAULTS_LIMIT_S = 180.0
 HEAL_LIMIT_S = 60.0
 AFTER_LIMIT_S = 180.0
-"""Virtual time that each part of a trial may take before the swarm counts as stuck."""
+"""Virtual time that each part of a trial may take before the swarm counts as stuck; three times as much where
+steps are long."""
 
 
 @dataclass
@@ -48,8 +51,9 @@ class Trial:
         rng = random.Random(f"trial {seed}")
         replicas = _shape(rng)
         length = rng.randint(max(2, len(replicas) - 2), len(replicas))
-        drawn = rng.choice([1, 2, 3])
-        step_s = rng.choice([0.7, 1.5, 4.0])
+        self.long = long = rng.random() < LONG_SHARE
+        drawn = rng.choice([6, 8] if long else [1, 2, 3])
+        step_s = rng.choice([12.0, 30.0] if long else [0.7, 1.5, 4.0])
         pace = step_s / _work_s(replicas, length, drawn)
         link = LinkModel(
             latency_s=rng.choice([0.002, 0.01, 0.05, 0.15]),
@@ -61,7 +65,7 @@ class Trial:
             seed=seed,
             path_length=length,
             microbatches_per_origin=drawn,
-            memory_slots=rng.choice([1, 2, 4]),
+            memory_slots=rng.choice([3, 6, 10] if long else [1, 2, 4]),
             validation_every=rng.choice([0, 0, 0, 0, 2]),
             pace=pace,
             plan_iterations=1,
@@ -94,15 +98,17 @@ class Trial:
         return outcome
 
     def _suffer(self) -> None:
-        swarm, clock = self.swarm, self.swarm.clock
-        hold(swarm.run_to(FAULTY_STEPS.start, START_LIMIT_S), "stuck", "before any fault")
+        swarm, clock, scale = self.swarm, self.swarm.clock, 3 if self.long else 1
+        hold(swarm.run_to(FAULTY_STEPS.start, START_LIMIT_S * scale), "stuck", "before any fault")
         self.faults = faults = SimulatedFaults(swarm, self.plan)
-        hold(self._some_peer_reaches(FAULTY_STEPS.stop, FAULTS_LIMIT_S), "stuck", self._where())
+        hold(self._some_peer_reaches(FAULTY_STEPS.stop, FAULTS_LIMIT_S * scale), "stuck", self._where())
         faults.disarm()
         clock.run_until(lambda: not faults.active, HEAL_LIMIT_S)
         target = max(peer.step for peer in swarm.living()) + STEPS_AFTER
-        hold(swarm.run_to(target, AFTER_LIMIT_S), "stuck", self._where())
-        back = clock.run_until(lambda: all(p.core.context.active for p in swarm.living()), AFTER_LIMIT_S)
+        hold(swarm.run_to(target, AFTER_LIMIT_S * scale), "stuck", self._where())
+        back = clock.run_until(
+            lambda: all(p.core.context.active for p in swarm.living()), AFTER_LIMIT_S * scale
+        )
         hold(back, "stuck", f"not taken in again: {self._where()}")
 
     def _some_peer_reaches(self, step: int, limit_s: float) -> bool:
