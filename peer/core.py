@@ -28,6 +28,7 @@ from peer.mover import Mover
 from peer.neighbour import LivenessLimits
 from peer.origin import Origin
 from peer.planner import Planner
+from peer.rates import Rates
 from peer.restore import NO_DISK, Disk, Recalled
 from peer.router import Router
 from peer.standing import Standings
@@ -125,8 +126,11 @@ class Core:
         )
         self.standings = Standings(clock, events, on_ban=self._ban, on_pardon=self.liveness.pardon)
         context.strike = self.standings.strike
+        self.rates = Rates(clock, self.liveness.round_trip_s)
+        """Fed by a transport that measures; without one the planner takes all links for fast."""
         self.planner = Planner(
             context,
+            rates=self.rates,
             activation_bytes=options.activation_bytes,
             seed=options.seed,
             iterations=options.plan_iterations,

@@ -217,6 +217,7 @@ class Daemon:
         )
         transport = links if emulation is None else emulation.transport(links)
         core = self._assemble(manifest, place, transport)
+        links.watch(core.rates)
         self._core = self._announcer.core = core
         self._announcer.keeper = self._keeper
         try:

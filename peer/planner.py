@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 
 from peer.context import Context
+from peer.rates import Rates
 from peer.worker import TaskKind
 from scheduler.errors import SchedulerError
 from scheduler.gossip import Fact, Gossip
@@ -24,13 +25,17 @@ REVIEW_S = 10.0
 NOMINAL_S = 0.01
 """What a task is taken to need before one was measured."""
 RATE_BYTES_PER_S = 1e9
+"""What a link is taken to carry before any was measured, and our line, which is not."""
 
 
 class Planner:
     """Keeps the plan for the agreed membership; ``path`` and ``replacement`` answer from it at once."""
 
-    def __init__(self, context: Context, *, activation_bytes: int, seed: int, iterations: int) -> None:
+    def __init__(
+        self, context: Context, *, rates: Rates, activation_bytes: int, seed: int, iterations: int
+    ) -> None:
         self._context = context
+        self._rates = rates
         self._activation_bytes = activation_bytes
         self._seed = seed
         self._iterations = iterations
@@ -121,7 +126,7 @@ class Planner:
         for peer in context.liveness.linked():
             round_trip_s = context.liveness.round_trip_s(peer)
             if round_trip_s is not None:
-                links[peer] = (round_trip_s / 2, RATE_BYTES_PER_S)
+                links[peer] = (round_trip_s / 2, self._rates.bytes_per_s(peer) or RATE_BYTES_PER_S)
         return PeerView(
             peer=context.me,
             incarnation=context.incarnation,

@@ -20,10 +20,12 @@ from pydantic import BaseModel, ValidationError
 
 from swarm.messages import Message, TensorSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"sw"
 MAX_HEADER_BYTES = 1 << 20
 MAX_PARTS = 64
+ACKNOWLEDGED_BYTES = 1 << 16
+"""A tensor of at least this size is acknowledged when it has come whole: smaller ones tell no rate."""
 
 _PREAMBLE = struct.Struct("!2sBBHHIQQ")
 PREAMBLE_BYTES = _PREAMBLE.size
@@ -50,7 +52,8 @@ class WireError(ValueError):
 
 
 class FrameKind(IntEnum):
-    """What a frame is for; the first two open a stream, ``BYE`` ends a link with a reason."""
+    """What a frame is for; the first two open a stream, ``BYE`` ends a link with a reason, ``TAKEN``
+    acknowledges a transfer."""
 
     HELLO = 1
     WELCOME = 2
@@ -58,6 +61,7 @@ class FrameKind(IntEnum):
     TENSOR = 4
     PART = 5
     BYE = 6
+    TAKEN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,9 @@ def _check_shape(frame: Preamble) -> None:
             raise WireError(f"part {frame.part} of {frame.parts}")
         if first != (frame.part == 0) or first != (frame.header_bytes > 0):
             raise WireError("part 0 of a tensor comes with the header, the others without")
+    elif frame.kind is FrameKind.TAKEN:
+        if frame.header_bytes or frame.payload_bytes or frame.part or frame.parts:
+            raise WireError("a TAKEN frame has a transfer and nothing else")
     elif frame.payload_bytes or frame.transfer or frame.part or frame.parts:
         raise WireError(f"a {frame.kind.name} frame has no payload")
 

@@ -40,6 +40,22 @@ class TransportHandler(Protocol):
         ...
 
 
+class TransferWatch(Protocol):
+    """Who is told how tensors of at least ``wire.ACKNOWLEDGED_BYTES`` fare; sizes in bytes."""
+
+    def sent(self, peer: PeerId, size: int) -> None:
+        """One was queued on a link to ``peer``."""
+        ...
+
+    def taken(self, peer: PeerId, size: int) -> None:
+        """``peer`` has one whole."""
+        ...
+
+    def lost(self, peer: PeerId) -> None:
+        """A link to ``peer`` is gone, and all that was under way with it."""
+        ...
+
+
 class Transport(Protocol):
     """Messages between neighbours, by libp2p peer id.
 

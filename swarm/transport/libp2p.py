@@ -15,7 +15,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from swarm import wire
 from swarm.clock import Clock
 from swarm.messages import Message, TensorSpec
-from swarm.transport.base import PeerId, TransportHandler
+from swarm.transport.base import PeerId, TransferWatch, TransportHandler
 from swarm.transport.link import Hello, Limits, Link, Session, Welcome, model_frame
 from swarm.transport.neighbours import Arrival, Neighbour, PeerStats
 from swarm.transport.p2phost import HostError, P2PHost
@@ -58,6 +58,7 @@ class Libp2pTransport:
         self._generations = itertools.count()
         self.arrivals: dict[Stream, Arrival] = {}
         self._handler: TransportHandler | None = None
+        self._watch: TransferWatch | None = None
         self._closed = False
         limits = self._limits
         deadlines = (limits.hello_timeout_s, limits.header_timeout_s, limits.transfer_timeout_s)
@@ -166,7 +167,19 @@ class Libp2pTransport:
             )
         return result
 
+    def watch(self, watch: TransferWatch) -> None:
+        """Tell ``watch`` what becomes of large tensors from now on."""
+        self._watch = watch
+
     # What links tell us
+
+    def transfer_sent(self, peer: PeerId, size: int) -> None:
+        if self._watch is not None:
+            self._watch.sent(peer, size)
+
+    def transfer_taken(self, peer: PeerId, size: int) -> None:
+        if self._watch is not None:
+            self._watch.taken(peer, size)
 
     def deliver(self, peer: PeerId, message: Message, tensor: Any) -> None:
         if self._closed or self._handler is None:
@@ -349,6 +362,8 @@ class Libp2pTransport:
                 peer.stats.bytes_received += stream.bytes_received
         if peer.current is link:
             peer.current = None
+            if self._watch is not None:
+                self._watch.lost(peer.name)
 
     def _drop_links(self, peer: Neighbour, reason: str, but: Link | None = None) -> None:
         """Close all links to a peer that are up, but one, without a report."""

@@ -13,6 +13,7 @@ from swarm.clock import Clock
 from swarm.messages import Message, TensorSpec
 from swarm.transport.stream import Stream
 from swarm.wire import (
+    ACKNOWLEDGED_BYTES,
     MAX_HEADER_BYTES,
     FrameKind,
     Preamble,
@@ -98,6 +99,8 @@ class LinkOwner(Protocol):
     def link_lost(self, link: Link, reason: str) -> None: ...
     def deliver(self, peer: str, message: Message, tensor: Any) -> None: ...
     def admit(self, peer: str, message: Message, spec: TensorSpec) -> str | None: ...
+    def transfer_sent(self, peer: str, size: int) -> None: ...
+    def transfer_taken(self, peer: str, size: int) -> None: ...
 
 
 @dataclass
@@ -147,6 +150,8 @@ class Link:
         self._clock = clock
         self._welcomed: set[Stream] = set()
         self._transfer = 0
+        self._untaken: dict[int, int] = {}
+        """Size of each transfer that the other side has still to acknowledge."""
         self._incoming: dict[int, _Incoming] = {}
         self._open_bytes = 0
         self._held: list[Stream] = []
@@ -208,6 +213,9 @@ class Link:
             kind, head = (FrameKind.PART, b"") if part else (FrameKind.TENSOR, header)
             frame = Preamble(kind, len(head), end - start, self._transfer, part, parts)
             stream.write(frame.pack() + head, payload[start:end])
+        if total >= ACKNOWLEDGED_BYTES:
+            self._untaken[self._transfer] = total
+            self._owner.transfer_sent(self.peer, total)
         return True
 
     # Receiving
@@ -229,6 +237,12 @@ class Link:
             return self._head_came(stream, frame, decode_header(header))
         if frame.kind is FrameKind.PART and not control:
             return self._part_came(stream, frame)
+        if frame.kind is FrameKind.TAKEN and control:
+            size = self._untaken.pop(frame.transfer, None)
+            if size is None:
+                raise WireError(f"transfer {frame.transfer} is acknowledged and was not under way")
+            self._owner.transfer_taken(self.peer, size)
+            return _NO_PAYLOAD
         raise WireError(f"a {frame.kind.name} frame is out of place")
 
     def payload_came(self, stream: Stream, frame: Preamble) -> None:
@@ -239,6 +253,8 @@ class Link:
         if incoming.done == incoming.parts:
             del self._incoming[frame.transfer]
             self._open_bytes -= len(incoming.memory)
+            if len(incoming.memory) >= ACKNOWLEDGED_BYTES:
+                self.streams[0].write(Preamble(FrameKind.TAKEN, transfer=frame.transfer).pack())
             self._owner.deliver(self.peer, incoming.message, incoming.tensor)
             self._retry_held()
 

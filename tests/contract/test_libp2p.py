@@ -57,7 +57,7 @@ WHOLE = {"payload_bytes": 10, "transfer": 1, "parts": 1}
 BAD_FRAMES = {
     "noise": (0, bytes(range(256)) * 8, "not a frame"),
     "version": (0, b"sw\x63" + bytes(25), "protocol version 99"),
-    "kind": (0, b"sw\x01\x63" + bytes(24), "unknown kind of frame"),
+    "kind": (0, bytes((*b"sw", wire.PROTOCOL_VERSION, 99)) + bytes(24), "unknown kind of frame"),
     "header of 2^31": (0, head(FrameKind.MESSAGE, b"")[:8] + b"\x80\0\0\0" + bytes(16), "2147483648"),
     "tensor of 2^31": (1, head(FrameKind.TENSOR, bulk(2**31), payload_bytes=2**31, parts=1), "2147483648"),
     "tensor of 2^80": (
@@ -78,6 +78,9 @@ BAD_FRAMES = {
     "wrong schema": (0, head(FrameKind.MESSAGE, wire.pack(("test_note", {"number": "1"}))), "Note: number"),
     "deep nesting": (0, head(FrameKind.MESSAGE, b"\x92\xa4note" + b"\x91" * 500 + b"\xc0"), "deeper"),
     "too many parts": (1, head(FrameKind.TENSOR, bulk(30), payload_bytes=10, parts=3), "in 3 parts"),
+    "taken and never sent": (0, head(FrameKind.TAKEN, b"", transfer=7), "was not under way"),
+    "taken with a header": (0, head(FrameKind.TAKEN, b"x", transfer=7), "nothing else"),
+    "taken on data": (1, head(FrameKind.TAKEN, b"", transfer=7), "out of place"),
     "second hello": (0, head(FrameKind.HELLO, b"x"), "out of place"),
 }
 
@@ -97,6 +100,34 @@ async def test_a_bad_frame_closes_the_link_with_a_reason(
     assert reason in victim.recorder.reasons[0]
     assert victim.recorder.messages == []
     assert victim.transport.links() == frozenset()
+
+
+async def test_a_watch_is_told_what_becomes_of_large_tensors(libp2p: Libp2pHarness) -> None:
+    here, there = await libp2p.node(), await libp2p.node()
+    await libp2p.introduce(here, there)
+    told: list[tuple[object, ...]] = []
+
+    def tell(*what: object) -> None:
+        told.append(what)
+        libp2p.changed.set()
+
+    class Watch:
+        sent = staticmethod(lambda peer, size: tell("sent", peer, size))
+        taken = staticmethod(lambda peer, size: tell("taken", peer, size))
+        lost = staticmethod(lambda peer: tell("lost", peer))
+
+    assert isinstance(here.transport, Libp2pTransport)
+    here.transport.watch(Watch())
+    small = wire.ACKNOWLEDGED_BYTES // 4 - 1
+    for floats in (300_000, small, small + 1):
+        here.give(there.id, torch.zeros(floats))
+    await libp2p.until(lambda: len(told) == 4)
+    sizes = [1_200_000, wire.ACKNOWLEDGED_BYTES]
+    assert told[:2] == [("sent", there.id, size) for size in sizes]
+    assert sorted(told[2:]) == [("taken", there.id, size) for size in sorted(sizes)]
+    there.transport.disconnect(here.id)
+    await libp2p.until(lambda: len(told) == 5)
+    assert told[4] == ("lost", there.id)
 
 
 async def test_claims_of_size_cost_no_memory(libp2p: Libp2pHarness, victim: Node, attacker: RawPeer) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from peer.planner import REVIEW_S, SOON_S, Planner
+from peer.planner import RATE_BYTES_PER_S, REVIEW_S, SOON_S, Planner
+from peer.rates import Rates
 from scheduler.gossip import Fact
 from scheduler.plan import Plan
 from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact
@@ -25,7 +26,8 @@ class Planning(Desk):
         super().__init__(me, replicas, each=EACH, path_length=path_length)
         self.published: list[tuple[str, bytes]] = []
         vars(self.context.liveness).update(linked=list, round_trip_s=lambda peer: None)
-        self.planner = Planner(self.context, activation_bytes=1000, seed=0, iterations=8)
+        self.rates = Rates(self.clock, lambda peer: 0.1)
+        self.planner = Planner(self.context, rates=self.rates, activation_bytes=1000, seed=0, iterations=8)
 
     def start(self) -> None:
         """Gossip from now on, as a daemon does."""
@@ -73,6 +75,21 @@ def plan_of(desk: Planning, proposer: str, *paths: tuple[str, ...], epoch: str |
 @pytest.fixture
 def desk() -> Planning:
     return Planning()
+
+
+# -- what it says of its links -------------------------------------------------------------------------------
+
+
+def test_a_view_tells_what_links_were_measured_to_carry(desk: Planning) -> None:
+    vars(desk.context.liveness).update(linked=lambda: ["s1r0", "s1r1"], round_trip_s=lambda peer: 0.1)
+    desk.start()
+    desk.rates.sent("s1r0", 1_000_000)
+    desk.clock.run_for(0.6)
+    desk.rates.taken("s1r0", 1_000_000)
+    desk.planner.tell()
+    before, after = [PeerView.from_bytes(told, "s0r0").links for told in desk.told(VIEW_TOPIC)]
+    assert before == {"s1r0": (0.05, RATE_BYTES_PER_S), "s1r1": (0.05, RATE_BYTES_PER_S)}
+    assert after["s1r0"] == (0.05, pytest.approx(2e6))
 
 
 # -- paths -------------------------------------------------------------------------------------------------
