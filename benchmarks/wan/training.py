@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -86,9 +85,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Step:
-    """One step as the first peer made it."""
+    """One step of the swarm. Times in s."""
 
     duration_s: float
+    """From the first peer's end of the step before to its end of this."""
+    work_s: float
+    """Thereof from the first microbatch's start to the last commit; the rest is the close and the average."""
+    predicted_s: float
+    """What the plan that stood then promised of the work."""
     tokens: int
 
 
@@ -109,37 +113,54 @@ async def train(
         ) as run,
     ):
         say(f"{training.peers} peers start in {', '.join(chosen)}")
-        await run.until(lambda: len(_made(run)) > WARMUP_STEPS)
+        await run.until(lambda: len(run.of("stepped")) > WARMUP_STEPS * training.peers)
         say(f"{WARMUP_STEPS} steps to warm up are made")
         began_s, cpu_s, before = run.clock.now(), run.cpu_s(), await testbed.counts()
-        whole = WARMUP_STEPS + training.steps
-        await run.until(lambda: len(_made(run)) > whole, training.steps * STEP_LIMIT_S)
+        await run.until(
+            lambda: len(run.of("stepped")) > (WARMUP_STEPS + training.steps) * training.peers,
+            training.steps * STEP_LIMIT_S,
+        )
         counts = await testbed.counts()
         elapsed_s = run.clock.now() - began_s
-        steps = steps_of(_made(run))[WARMUP_STEPS:whole]
-        lost = run.of("lost", "fell_out", "restarted", since_s=began_s)
-        predicted_s = [event["makespan_s"] for _, event in run.of("planned")][-1]
         cores = (run.cpu_s() - cpu_s) / elapsed_s
+        steps = steps_of(run.of("planned", "started", "committed", "stepped"))[WARMUP_STEPS:]
+        troubles = run.of("lost", "fell_out", "restarted", "rerouted", since_s=began_s)
     return {
         **figures_of(steps),
         "path_length": training.path_length,
-        "predicted_s": predicted_s,
-        **{
-            f"events_{kind}": sum(e["event"] == kind for _, e in lost)
-            for kind in ("lost", "fell_out", "restarted")
-        },
+        "troubles": len(troubles),
         "peers_cpu_cores": cores,
         **_router_figures(before, counts, elapsed_s, len(steps)),
     }
 
 
-def _made(run: SwarmRun) -> list[dict[str, Any]]:
-    return [event for name, event in run.of("stepped") if name == "peer0"]
-
-
-def steps_of(stepped: Sequence[dict[str, Any]]) -> list[Step]:
-    """From each ``stepped`` to the next."""
-    return [Step(after["t"] - before["t"], after["tokens"]) for before, after in itertools.pairwise(stepped)]
+def steps_of(events: Sequence[tuple[str, dict[str, Any]]]) -> list[Step]:
+    """All steps but the first, from the events (name, event) of all peers in the order of their times."""
+    ended_s: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    began_s: dict[int, float] = {}
+    worked_s: dict[int, float] = {}
+    promised_s: dict[int, float] = {}
+    planned_s = math.nan
+    for _, event in events:
+        kind, step, t_s = event["event"], event["step"], event["t"]
+        if kind == "planned":
+            planned_s = event["makespan_s"]
+        elif kind == "started":
+            began_s.setdefault(step, t_s)
+            promised_s.setdefault(step, planned_s)
+        elif kind == "committed":
+            worked_s[step] = t_s
+        elif kind == "stepped":
+            ended_s.setdefault(step, t_s)
+            tokens[step] = event["tokens"]
+    return [
+        Step(
+            ended_s[step] - ended_s[step - 1], worked_s[step] - began_s[step], promised_s[step], tokens[step]
+        )
+        for step in sorted(ended_s)
+        if step - 1 in ended_s
+    ]
 
 
 def figures_of(steps: Sequence[Step]) -> dict[str, float]:
@@ -149,6 +170,9 @@ def figures_of(steps: Sequence[Step]) -> dict[str, float]:
         "step_s": statistics.median(durations),
         "step_least_s": min(durations),
         "step_most_s": max(durations),
+        "work_s": statistics.median(step.work_s for step in steps),
+        "predicted_s": statistics.median(step.predicted_s for step in steps),
+        "predicted_ratio": statistics.median(step.predicted_s / step.work_s for step in steps),
         "tokens_per_s": sum(step.tokens for step in steps) / math.fsum(durations),
         "steps": len(steps),
     }

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.wan.profiles import Profile, Wan
 from benchmarks.wan.router import VNET_HEADER_BYTES, wire_bytes
 from benchmarks.wan.shaper import Network, Shaper
+from benchmarks.wan.training import POLICIES, Step, Training, steps_of
 from scheduler.instance import UNLIMITED_BYTES_PER_S
 from swarm.errors import UserError
+from swarm.manifest import Manifest
 
 HOSTS = 3
 Sent = tuple[float, int, int, int]
@@ -178,6 +180,37 @@ class TestProfile:
         with pytest.raises(UserError, match=reason) as caught:
             Profile.load(str(path))
         assert "\n" not in str(caught.value)
+
+
+class TestTraining:
+    def test_a_path_leaves_out_whole_stages(self) -> None:
+        plan = POLICIES["plan"]
+        lengths = [Training(plan, stages=s, skip=k).path_length for s, k in ((4, 0.25), (6, 0.33), (6, 0.5))]
+        assert lengths == [3, 4, 3]
+        assert Training(POLICIES["full_pipeline"], skip=0.33).path_length == 6
+
+    def test_the_manifest_has_activations_of_the_size_that_was_asked_for(self) -> None:
+        training = Training(POLICIES["plan"], activation_bytes=1 << 19)
+        manifest = Manifest.from_toml(training.manifest(), researcher="00" * 32)
+        assert manifest.microbatch_size * manifest.model.context * manifest.model.width * 4 == 1 << 19
+
+    def test_steps_are_told_from_the_peers_events(self) -> None:
+        log = [
+            ("planned", 0.5, {"step": 0, "makespan_s": 9.0}),
+            ("started", 1.0, {"step": 0}),
+            ("committed", 3.0, {"step": 0}),
+            ("stepped", 4.0, {"step": 0, "tokens": 10}),
+            ("started", 4.1, {"step": 1}),
+            ("planned", 4.2, {"step": 1, "makespan_s": 2.0}),
+            ("started", 4.3, {"step": 1}),
+            ("stepped", 4.5, {"step": 0, "tokens": 10}),
+            ("committed", 6.0, {"step": 1}),
+            ("committed", 6.1, {"step": 1}),
+            ("stepped", 7.0, {"step": 1, "tokens": 20}),
+            ("started", 7.1, {"step": 2}),
+        ]
+        events = [("peer", {"event": kind, "t": t_s, **fields}) for kind, t_s, fields in log]
+        assert steps_of(events) == [Step(3.0, pytest.approx(2.0), 9.0, 20)]
 
 
 def piece(segmented: int, header: int, payload: int, size: int) -> bytes:
