@@ -10,6 +10,7 @@ import pytest
 
 from bootstrap.simulation.swarm import SimSwarm
 from swarm.messages import Decided, StepClose
+from swarm.transport.memory import LinkModel
 
 STEP = 2
 """The step in which something happens."""
@@ -360,6 +361,21 @@ def test_who_is_cut_off_from_most_in_the_averaging_applies_what_the_others_did(s
     goes_on(swarm)
     assert swarm.of("lineages_differ") == []
     assert swarm.of("fell_out") == []
+
+
+def test_a_step_does_not_close_without_what_an_origin_took_over_when_it_was_done() -> None:
+    """The microbatch takes longer than anybody waits for one that nobody is at work on."""
+    swarm = SimSwarm((2, 2, 2), microbatches_per_origin=2, pace=300)
+    assert swarm.run_to(1, 120)
+    for name in ("s1r0", "s1r1", "s2r0", "s2r1"):
+        swarm.network.set_link("s0r0", name, LinkModel(latency_s=1.5))
+    assert swarm.clock.run_until(lambda: len(swarm.peers["s0r1"].events.of("done")) == 2, 120)
+    assert not swarm.peers["s0r0"].core.origin.done
+    swarm.kill("s0r0")
+    assert swarm.run_to(2, 180)
+    counted = swarm.close_of(1)["counted"]
+    assert [entry[0] for entry in counted] == [0, 1, 2, 3]
+    assert swarm.of("taken_over") != []
 
 
 def test_a_cut_off_origin_starts_nothing_and_leaves_to_others_what_they_have_started() -> None:

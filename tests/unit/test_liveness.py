@@ -32,6 +32,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = SimClock()
+        self.sure = True
         self.told: list[str] = []
         self.unreachable: list[tuple[str, float]] = []
         self.dialled: list[float] = []
@@ -52,6 +53,7 @@ class Bench:
             on_gone=lambda peer: self.told.append("gone"),
             on_back=lambda peer: self.told.append("back"),
             on_vouched=lambda peer, lost_s: self.unreachable.append((peer, lost_s)),
+            sure=lambda: self.sure,
             rng=random.Random(0),
         )
         self.liveness.watch({"b": 1})
@@ -82,6 +84,17 @@ def test_a_broken_link_is_a_loss_at_once_and_certain_a_moment_later() -> None:
     bench.clock.run_for(2)
     assert bench.told == ["lost", "gone"]
     assert len(bench.dialled) >= 2
+
+
+def test_who_may_be_cut_off_itself_takes_nobody_for_dead_until_it_is_sure() -> None:
+    bench = Bench()
+    bench.sure = False
+    bench.liveness.on_link_lost("b", "reset")
+    bench.clock.run_for(30)
+    assert bench.told == ["lost"]
+    bench.sure = True
+    bench.clock.run_for(2)
+    assert bench.told == ["lost", "gone"]
 
 
 def test_a_peer_that_answers_again_is_back_and_was_never_gone() -> None:

@@ -255,6 +255,24 @@ def test_an_output_of_an_attempt_that_was_given_up_is_passed_over(origin: Stage0
     assert origin.take(Backward) == []
 
 
+def test_a_hop_that_was_gone_around_does_not_bring_its_own_way_back_in(origin: Stage0) -> None:
+    """It was cut off, took many for lost, and sends its output home past a stage that it could not reach."""
+    first = origin.begun()[0]
+    origin.lost.add("s1r0")
+    origin.router.on_lost("s1r0")
+    origin.lost.discard("s1r0")
+    _, around = origin.take(Forward)[0]
+    assert around.index == first.index
+    assert around.path[1].peer == "s1r1"
+    origin.output(first, first.path[:2], revision=1)
+    origin.compute()
+    assert origin.take(Backward) == []
+    origin.output(around)
+    origin.compute()
+    to, message = origin.one(Backward)
+    assert (to, message.path) == ("s2r0", around.path)
+
+
 # -- the commit --------------------------------------------------------------------------------------------
 
 

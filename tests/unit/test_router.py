@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from peer.held import outdated
 from peer.router import BUSY_RETRY_S, Router
 from swarm.messages import Accept, Backward, Commit, Forward, Hop, Message, Refuse, Release, Restart
 from tests.unit.desk import Desk, activation, hops
@@ -222,6 +223,54 @@ def test_a_lost_stage_is_left_out_where_the_path_stays_long_enough() -> None:
     hop.lose("s2r0")
     to, message = hop.one(Forward)
     assert (to, names(message.path), message.revision) == ("s3r0", ["s0r0", "s1r0", "s3r0"], 1)
+
+
+def test_who_hears_no_majority_goes_around_nobody_and_around_the_lost_when_it_does_again(hop: Hop1) -> None:
+    hop.forwarded()
+    hop.lose("s2r1", "s3r0", "s3r1", "s0r1")
+    hop.lose("s2r0")
+    assert hop.sent == []
+    for peer in ("s2r1", "s3r0"):
+        hop.back(peer)
+    assert hop.sent == []
+    hop.clock.run_for(1)
+    to, message = hop.one(Forward)
+    assert (to, names(message.path)) == ("s2r1", ["s0r0", "s1r0", "s2r1", "s3r0"])
+
+
+def test_who_was_cut_off_goes_on_as_before_with_those_that_are_back(hop: Hop1) -> None:
+    hop.forwarded()
+    hop.lose("s2r1", "s3r0", "s3r1", "s0r1", "s2r0")
+    for peer in ("s2r1", "s3r0", "s2r0"):
+        hop.back(peer)
+    hop.clock.run_for(1)
+    to, message = hop.one(Forward)
+    assert (to, message.path) == ("s2r0", PATH)
+    assert hop.events.of("rerouted") == []
+
+
+def test_of_two_paths_the_first_hop_with_unlike_versions_tells_which_was_given_up() -> None:
+    def path(*versions: int, stages: tuple[int, ...] = (0, 1, 2, 3)) -> tuple[Hop, ...]:
+        return tuple(Hop(stage=s, peer=f"s{s}r0", version=v) for s, v in zip(stages, versions, strict=False))
+
+    assert outdated(path(0, 0, 3), path(0, 1, 0))
+    assert not outdated(path(0, 1, 0), path(0, 0, 3))
+    assert not outdated(path(0, 1, 0), path(0, 1, 0))
+    skipped = path(0, 1, 0, stages=(0, 2, 3))
+    assert outdated(path(0, 0, 7), skipped)
+    assert not outdated(skipped, path(0, 0, 7))
+    assert not outdated(path(0, 0), path(0, 0, 4))
+
+
+def test_what_takes_the_place_of_a_skipped_hop_has_a_newer_version() -> None:
+    for replicas, given in (((2, 2, 1, 2), PATH), ((2, 2, 2, 1), hops("s0r0", "s1r0", "s3r0"))):
+        hop = Hop1(replicas, min_path_length=3)
+        hop.forwarded(path=given)
+        hop.lose(given[2].peer)
+        _, message = hop.one(Forward)
+        assert message.path[2].stage != given[2].stage
+        assert message.path[2].version == 1
+        assert outdated(given, message.path)
 
 
 def test_the_origin_hears_of_it_where_no_way_is_left() -> None:
