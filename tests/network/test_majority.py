@@ -51,8 +51,8 @@ async def lose_majority(directory: Path) -> None:
             swarm.signal(name, signal.SIGKILL)
 
         def without_majority() -> bool | None:
-            gone = {event["other"] for event in events(directory, LEAVES) if event["event"] == "gone"}
-            return len(gone) >= len(KILLED) or None
+            lost = {event["other"] for event in events(directory, LEAVES) if event["event"] == "lost"}
+            return len(lost) >= len(KILLED) or None
 
         await happens(clock, without_majority)
         swarm.signal(LEAVES, signal.SIGINT)
