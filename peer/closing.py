@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from peer.context import Context
 from peer.facts import DONE_TOPIC, WITNESS_TOPIC, CommitsFact
-from peer.join import Newcomers
 from peer.ledger import settle
+from peer.newcomers import Newcomers
 from scheduler.gossip import Fact, Gossip
 from swarm.messages import Counted, StepClose
 from swarm.transport.base import PeerId

@@ -21,11 +21,12 @@ from peer.donor import Donor
 from peer.facts import DONE_TOPIC, TOPICS, WITNESS_TOPIC
 from peer.held import Held
 from peer.inbox import Handler, Inbox, plain
-from peer.join import Joiner, Newcomers
+from peer.join import Joiner
 from peer.ledger import Closed, Ledger, apply
 from peer.liveness import Liveness
 from peer.mover import Mover
 from peer.neighbour import LivenessLimits
+from peer.newcomers import Newcomers
 from peer.origin import Origin
 from peer.planner import Planner
 from peer.rates import Rates
