@@ -1,4 +1,4 @@
-"""Whom a step's close lets in: newcomers, and members that go to another stage (``join.py``, ``mover.py``)."""
+"""Whom a step's close lets in: newcomers, and members that change their stage (``join.py``, ``mover.py``)."""
 
 from __future__ import annotations
 
