@@ -6,19 +6,21 @@ import math
 from typing import NamedTuple
 
 from scheduler.instance import Instance
-from scheduler.timeline import Simulator
 
 
 class Bounds(NamedTuple):
     """Seconds that no valid plan can beat, by what stands in its way."""
 
     busiest_stage_s: float
-    """Computing the visits that coverage owes to a stage, split as well as its replicas allow."""
+    """Computing the visits that coverage owes to a stage, split as well as its replicas allow, between the
+    first that can reach it and the last that can still come home."""
+    busiest_peer_s: float
+    """An origin's own tasks for its microbatches."""
     busiest_uplink_s: float
     """Sending what those visits, or an origin's microbatches, send."""
     path_s: float
-    """An origin's microbatches, each at least as long as its quickest path, as many at once as it has
-    slots."""
+    """The capacity-aware critical path: an origin's microbatches, each at least as long as its quickest path,
+    as many at once as it has slots."""
 
     @property
     def best_s(self) -> float:
@@ -27,26 +29,38 @@ class Bounds(NamedTuple):
 
 def bounds(instance: Instance) -> Bounds:
     """Lower bounds of ``instance``, averaging left out."""
-    simulator = Simulator(instance)
-    stage_s, uplink_s, path_s = 0.0, 0.0, 0.0
+    up_s: list[float] = instance.tables.up_s.tolist()
+    stage_s, peer_s, uplink_s, path_s = 0.0, 0.0, 0.0, 0.0
     owed = owed_visits(instance)
-    for stage in instance.alive_stages:
-        replicas = [(instance.peers[p], 2 * simulator.up_s[p]) for p in instance.by_stage[stage]]
-        stage_s = max(stage_s, _split([spec.work_s for spec, _ in replicas], owed))
-        uplink_s = max(uplink_s, _split([up_s for _, up_s in replicas], owed))
+    for stage in instance.alive_stages if owed else ():
+        stage_s = max(stage_s, _stage_s(instance, stage, owed))
+        uplink_s = max(uplink_s, _split([2 * up_s[p] for p in instance.by_stage[stage]], owed))
     for origin, count in instance.microbatches.items():
         if not count:
             continue
         p = instance.index[origin]
         spec = instance.peers[p]
-        stage_s = max(stage_s, count * (spec.work_s + spec.loss_s))
+        peer_s = max(peer_s, count * (spec.work_s + spec.loss_s))
         length = instance.required_length(origin)
         if length > 1:
-            uplink_s = max(uplink_s, count * 2 * simulator.up_s[p])
+            uplink_s = max(uplink_s, count * 2 * up_s[p])
         one_s = _quickest(instance, p, length)
         # A microbatch holds its slot from its first forward to its last backward.
         path_s = max(path_s, spec.weight_s + max(one_s, count * one_s / spec.memory_slots))
-    return Bounds(stage_s, uplink_s, path_s)
+    return Bounds(stage_s, peer_s, uplink_s, path_s)
+
+
+def _stage_s(instance: Instance, stage: int, owed: int) -> float:
+    """Until the replicas of ``stage`` have made ``owed`` visits, and the last of them is home."""
+    specs = [instance.peers[p] for p in instance.by_stage[stage]]
+    origins = [instance.peers[instance.index[origin]] for origin, n in instance.microbatches.items() if n]
+    others = [q for s, group in enumerate(instance.by_stage) if s != stage for q in group]
+    comes_s = min(instance.hop_s[q][p] for p in instance.by_stage[stage] for q in others)
+    goes_s = min(instance.hop_s[p][q] for p in instance.by_stage[stage] for q in others)
+    head_s = min(spec.forward_s for spec in origins) + comes_s
+    tail_s = goes_s + min(spec.backward_s for spec in origins)
+    committed_s = _split([spec.forward_s + spec.backward_s for spec in specs], owed) + tail_s
+    return head_s + max(committed_s, _split([spec.work_s for spec in specs], owed))
 
 
 def owed_visits(instance: Instance) -> int:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from scheduler.errors import SchedulerError
+from scheduler.kernel import Tables
 
 if TYPE_CHECKING:
     from scheduler.view import PeerView
@@ -161,24 +162,56 @@ class Instance(Frozen):
         return matrix
 
     @cached_property
+    def tables(self) -> Tables:
+        """The instance in arrays, for the kernel."""
+        peers = self.peers
+        figures = np.array(
+            [
+                (p.backward_s, p.loss_s, p.forward_s, p.weight_s, p.up_bytes_per_s, p.down_bytes_per_s)
+                for p in peers
+            ]
+        ).reshape(len(peers), 6)
+        up, down = figures[:, 4], figures[:, 5]
+        rate, size = self.bandwidth_bytes_per_s, self.activation_bytes
+        usable = (rate > 0) & (rate.T > 0)
+        np.fill_diagonal(usable, False)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            link_s = np.where(rate > 0, size / rate, np.inf)
+            hop_s = np.where(
+                rate > 0, self.latency_s + size / np.minimum(rate, np.minimum(up[:, None], down)), np.inf
+            )
+        np.fill_diagonal(hop_s, 0.0)
+        replicas = np.full((self.stages, max(1, *map(len, self.by_stage))), -1, np.int64)
+        for row, group in zip(replicas, self.by_stage, strict=True):
+            row[: len(group)] = group
+        return Tables(
+            task_s=np.ascontiguousarray(figures[:, :4]),
+            slots=np.array([p.memory_slots for p in peers], np.int64),
+            up_s=size / up,
+            down_s=np.where(down < UNLIMITED_BYTES_PER_S, size / down, 0.0),
+            latency_s=self.latency_s,
+            link_s=link_s,
+            hop_s=hop_s,
+            usable=usable,
+            gradient_bytes=np.array(self.gradient_bytes or (0,) * self.stages, np.float64),
+            own_rate=np.minimum(up, down),
+            rate=rate,
+            stage=np.array([p.stage for p in peers], np.int64),
+            replicas=replicas,
+            hosts=np.array([len(group) for group in self.by_stage], np.int64),
+        )
+
+    @cached_property
     def usable(self) -> list[list[bool]]:
         """``[n][n]``: may a path step from row to column, and its gradient come back?"""
-        rate = self.bandwidth_bytes_per_s
-        both = (rate > 0) & (rate.T > 0)
-        np.fill_diagonal(both, False)
-        usable: list[list[bool]] = both.tolist()
+        usable: list[list[bool]] = self.tables.usable.tolist()
         return usable
 
     @cached_property
     def hop_s(self) -> list[list[float]]:
         """``[n][n]``: seconds from row to column for one tensor that nothing else holds up; infinite if
         cut."""
-        rate = np.minimum(self.bandwidth_bytes_per_s, np.array([[p.up_bytes_per_s] for p in self.peers]))
-        rate = np.minimum(rate, np.array([p.down_bytes_per_s for p in self.peers]))
-        with np.errstate(divide="ignore"):
-            hop = np.where(rate > 0, self.latency_s + self.activation_bytes / rate, np.inf)
-        np.fill_diagonal(hop, 0.0)
-        hop_s: list[list[float]] = hop.tolist()
+        hop_s: list[list[float]] = self.tables.hop_s.tolist()
         return hop_s
 
     @cached_property

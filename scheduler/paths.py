@@ -1,30 +1,27 @@
-"""Path search, first form: a greedy dynamic programme with balanced visits, then a short local improvement.
+"""Path search: a greedy dynamic programme with balanced visits, then annealing from there.
 
-Everything here depends on its arguments alone: the same instance, seed, previous plan and number of
-iterations give the same plan, on every machine.
+Everything here depends on its arguments alone, unless a search is told by the clock when to end: the same
+instance, seed, previous plan and number of iterations give the same plan, on every machine.
 """
 
 from __future__ import annotations
 
-import random
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
 
+import numpy as np
+
+from scheduler.anneal import Hops, improve
 from scheduler.errors import SchedulerError
 from scheduler.instance import Instance
+from scheduler.kernel import route
 from scheduler.plan import Plan, path_fault, validate
-from scheduler.timeline import Score, Simulator
+from scheduler.timeline import Simulator
 
-Hops = list[int]
-"""A path by position in ``instance.peers``, origin first."""
 _LOAD_WEIGHT = 0.25
 """What a peer's load costs beyond the waiting that is foreseen: queues form that a prediction from the
 forwards alone does not see. Of 0 to 1 the best in the mean over the demo, SkipPipe's instances and random
 ones."""
-_Label = tuple[int, float, tuple[int, ...]]
-"""(visits so far of the stages on the way, predicted time, way)"""
 _FILL = 1 << 40
 """Parts of a quota: whole, so that equal sums compare equal."""
 UNEVEN_GAIN = 0.98
@@ -38,13 +35,15 @@ def search(
     seed: int,
     previous: Plan | None = None,
     iterations: int = 8,
+    left_s: Callable[[], float] | None = None,
     proposer: str = "",
 ) -> Plan:
     """A plan for ``instance``; there always is one, ``degraded`` if too few stages live.
 
     ``previous`` is where the search starts if that, with its dead peers replaced, beats a fresh start. Each
-    of the ``iterations`` is one evaluation of a changed plan; more of them never give a worse plan. Search
-    again from the result, with another seed, to go on.
+    of the ``iterations`` is one evaluation of a changed plan; no plan is worse than the start's. Search again
+    from the result, with another seed, to go on. With ``left_s``, which tells how many seconds are left, the
+    search goes on until they are used up, however many evaluations that is.
     """
     simulator = Simulator(instance)
     paths = construct(instance)
@@ -60,8 +59,8 @@ def search(
             score = simulator.score(repaired)
             if score <= best:
                 paths, best = repaired, score
-    paths, best = _improve(simulator, paths, best, random.Random(seed), iterations)
-    return make_plan(instance, paths, best.makespan_s, proposer)
+    found = improve(simulator, paths, best, seed=seed, iterations=iterations, left_s=left_s)
+    return make_plan(instance, found.paths, found.score.makespan_s, proposer)
 
 
 def make_plan(
@@ -97,16 +96,26 @@ class _Builder:
 
     def __init__(self, instance: Instance, quotas: Sequence[int] = ()) -> None:
         self.instance = instance
-        self.free_s = [0.0] * len(instance.peers)
-        self.visits = [0] * instance.stages
-        self.per_visit = [_FILL // max(1, quota) for quota in quotas] or [2] * instance.stages
+        self.free_s = np.zeros(len(instance.peers))
+        self.visits = np.zeros(instance.stages, np.int64)
+        self.per_visit = np.array([_FILL // max(1, quota) for quota in quotas] or [2] * instance.stages)
         """How much of its quota, in whole parts, a visit fills of each stage."""
 
     def add(self, origin: int) -> Hops:
-        """The next path of ``origin``, counted into the loads and visits."""
-        path = self._cheapest(origin, self.instance.required_length(self.instance.peers[origin].peer))
-        self.count(path)
-        return path
+        """The next path of ``origin``, counted into the loads and visits.
+
+        It has the least visits so far, then the least predicted time. The n least visited stages have the
+        least sum of visits, so where no link is missing those of two stages never differ by more than one.
+        """
+        length = self.instance.required_length(self.instance.peers[origin].peer)
+        # The middle of the next visit counts, so that a stage of a small quota is not begun with by all.
+        filled = (2 * self.visits + 1) * self.per_visit // 2
+        path = np.empty(length, np.int64)
+        found = route(origin, self.instance.tables, filled, self.free_s, _LOAD_WEIGHT, path)
+        assert found, "an origin's required length is that of a path which there is"
+        hops: Hops = path.tolist()
+        self.count(hops)
+        return hops
 
     def count(self, path: Hops) -> None:
         for hop, p in enumerate(path):
@@ -114,43 +123,6 @@ class _Builder:
             self.free_s[p] += spec.work_s + (0.0 if hop else spec.loss_s)
             if hop:
                 self.visits[spec.stage] += 1
-
-    def _cheapest(self, origin: int, length: int) -> Hops:
-        """The path of exactly ``length`` stages with the least visits so far, then the least predicted time.
-
-        Dynamic programme over (hops so far, peer). The n least visited stages have the least sum of visits,
-        so where no link is missing the visits of any two stages never differ by more than one.
-        """
-        instance, usable, hop_s = self.instance, self.instance.usable, self.instance.hop_s
-        # The middle of the next visit counts, so that a stage of a small quota is not begun with by all.
-        filled = [(2 * n + 1) * part // 2 for n, part in zip(self.visits, self.per_visit, strict=True)]
-        layer: dict[int, _Label] = {
-            origin: (0, self.free_s[origin] + instance.peers[origin].forward_s, (origin,))
-        }
-        for _ in range(length - 1):
-            grown: dict[int, _Label] = {}
-            for p, (visits, time_s, way) in layer.items():
-                for stage in instance.alive_stages[
-                    bisect_right(instance.alive_stages, instance.peers[p].stage) :
-                ]:
-                    for q in instance.by_stage[stage]:
-                        if not usable[p][q]:
-                            continue
-                        spec = instance.peers[q]
-                        begins = max(time_s + hop_s[p][q], self.free_s[q])
-                        # The gradient's way back counts as if it followed at once.
-                        ends = begins + spec.forward_s + spec.backward_s + hop_s[q][p]
-                        ends += _LOAD_WEIGHT * self.free_s[q]
-                        label = (visits + filled[stage], ends, (*way, q))
-                        if q not in grown or label < grown[q]:
-                            grown[q] = label
-            layer = grown
-        home = [
-            (visits, time_s + hop_s[p][origin] + hop_s[origin][p], way)
-            for p, (visits, time_s, way) in layer.items()
-            if p == origin or usable[p][origin]
-        ]
-        return list(min(home)[2])
 
 
 def visit_quotas(instance: Instance) -> list[int]:
@@ -253,79 +225,3 @@ def replacement(
         if best is None or finish < best:
             best = finish
     return best[1] if best else None
-
-
-def _improve(
-    simulator: Simulator, paths: list[Hops], best: Score, rng: random.Random, iterations: int
-) -> tuple[list[Hops], Score]:
-    """Hill climbing: ``iterations`` random moves, each kept if the schedule is no worse."""
-    if not paths:
-        return paths, best
-    moves: tuple[Callable[[Instance, list[Hops], random.Random], list[Hops] | None], ...]
-    moves = (_move_replica, _exchange_hops, _exchange_hops, _swap_order)
-    for _ in range(iterations):
-        changed = None
-        for _attempt in range(8):
-            changed = rng.choice(moves)(simulator.instance, paths, rng)
-            if changed is not None:
-                break
-        if changed is None:
-            continue
-        score = simulator.score(changed)
-        if score <= best:
-            paths, best = changed, score
-    return paths, best
-
-
-def _move_replica(instance: Instance, paths: list[Hops], rng: random.Random) -> list[Hops] | None:
-    """Another replica of one hop's stage."""
-    i = rng.randrange(len(paths))
-    if len(paths[i]) < 2:
-        return None
-    hop = rng.randrange(1, len(paths[i]))
-    others = [p for p in instance.by_stage[instance.peers[paths[i][hop]].stage] if p != paths[i][hop]]
-    if not others:
-        return None
-    path = list(paths[i])
-    path[hop] = rng.choice(others)
-    return _replaced(instance, paths, {i: path})
-
-
-def _exchange_hops(instance: Instance, paths: list[Hops], rng: random.Random) -> list[Hops] | None:
-    """Two microbatches exchange one hop each, of the same stage or not: all loads and visits stay as they
-    are."""
-    i, j = rng.randrange(len(paths)), rng.randrange(len(paths))
-    if i == j or len(paths[i]) < 2 or len(paths[j]) < 2:
-        return None
-    a, b = rng.randrange(1, len(paths[i])), rng.randrange(1, len(paths[j]))
-    p, q = paths[i][a], paths[j][b]
-    if p == q:
-        return None
-    first = [*paths[i][:a], *paths[i][a + 1 :], q]
-    second = [*paths[j][:b], *paths[j][b + 1 :], p]
-    return _replaced(instance, paths, {i: first, j: second})
-
-
-def _swap_order(instance: Instance, paths: list[Hops], rng: random.Random) -> list[Hops] | None:
-    """Two microbatches change places in the send order."""
-    i, j = rng.randrange(len(paths)), rng.randrange(len(paths))
-    if paths[i] == paths[j]:
-        return None
-    changed = list(paths)
-    changed[i], changed[j] = paths[j], paths[i]
-    return changed
-
-
-def _replaced(instance: Instance, paths: list[Hops], new: dict[int, Hops]) -> list[Hops] | None:
-    """``paths`` with the ``new`` ones put in order of stages; None if one visits a stage twice or has no
-    way."""
-    changed = list(paths)
-    for i, path in new.items():
-        path.sort(key=lambda p: instance.peers[p].stage)
-        stages = [instance.peers[p].stage for p in path]
-        if any(a == b for a, b in pairwise(stages)):
-            return None
-        if not all(instance.usable[a][b] for a, b in [*pairwise(path), (path[-1], path[0])]):
-            return None
-        changed[i] = path
-    return changed

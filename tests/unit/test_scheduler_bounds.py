@@ -39,11 +39,13 @@ def test_bounds_by_hand() -> None:
     )
     # 9 visits to two stages within one of each other: at least 4 each.
     assert owed_visits(instance) == 4
-    # c computes 4 x 16 s; a takes 1 of 4 while b takes 3 in 30 s.
+    # c computes 4 x 16 s; a takes 1 of 4 while b takes 3 in 30 s. Before c's first come the origin's forward
+    # and a hop (from b, whose uplink is no limit), after its last a hop and the origin's backward.
+    stage_s = 64 + (1 + 0.125) + (2.125 + 2)
     # The origin sends 18 tensors in 1 s each, c 8 in 2 s each.
     # The quickest path, over b: 3.5 + 10 s, 1.125 there and 0.125 back twice over (b's uplink is no limit).
     path_s = 0.25 + 9 / 2 * (3.5 + 10 + 2 * (1.125 + 0.125))
-    assert bounds(instance) == Bounds(64.0, 18.0, pytest.approx(path_s))
+    assert bounds(instance) == Bounds(pytest.approx(stage_s), 9 * 3.75, 18.0, pytest.approx(path_s))
     assert bounds(instance).best_s == pytest.approx(path_s)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import demo_instance, instances
+from slow_timeline import slow_rows
 
 from scheduler.baselines import random_skip
 from scheduler.bounds import bounds
@@ -253,6 +254,32 @@ def test_what_holds_of_every_schedule(instance: Instance, seed: int, by_chance: 
     assert score.total_s == sum(timeline.finish_s)
     if not by_chance:
         assert timeline.makespan_s >= bounds(instance).best_s - 1e-9
+
+
+@given(instances(), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_the_kernel_is_the_slow_simulator(instance: Instance, seed: int, shuffled: bool) -> None:
+    plan = random_skip(instance, seed=seed)
+    paths = [list(path) for path in plan.paths]
+    if shuffled:
+        # Any order of stages may be simulated, and may get stuck.
+        rng = random.Random(seed)
+        for path in paths:
+            path[1:] = rng.sample(path[1:], len(path) - 1)
+    hops = [[instance.index[p] for p in path] for path in paths]
+    try:
+        rows = slow_rows(instance, hops)
+    except SchedulerError:
+        with pytest.raises(SchedulerError):
+            Simulator(instance).score(hops)
+        return
+    timeline = simulate(instance, paths)
+    assert [row for row in timeline.rows if row.kind != "A"] == [
+        Row(instance.peers[p].peer, *rest) for p, *rest in rows
+    ]
+    for finish_s, split in zip(timeline.finish_s, timeline.split, strict=True):
+        assert sum(split) == pytest.approx(finish_s)
+        assert split.waiting_s >= -1e-9
 
 
 @given(instances(), st.integers(0, 2**32))
