@@ -30,6 +30,7 @@ def _options() -> argparse.Namespace:
     made.add_argument("--profile", default="gcp12", help="gcp12, home, or a file")
     made.add_argument("--check", metavar="PROFILE", help="measure latencies and rates between pairs, and end")
     made.add_argument("--pairs", type=int, default=10, help="of which --check measures the rate")
+    made.add_argument("--compare", action="store_true", help="all policies at 25, 33 and 50 %% skip")
     made.add_argument("--policy", default="plan", help="plan or full_pipeline")
     made.add_argument("--peers", type=int, default=12)
     made.add_argument("--stages", type=int, default=6)
@@ -69,6 +70,7 @@ def _check(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _train(options: argparse.Namespace) -> dict[str, float]:
+    from benchmarks.wan.compare import compare
     from benchmarks.wan.profiles import Profile
     from benchmarks.wan.training import POLICIES, Training, train
 
@@ -87,7 +89,8 @@ def _train(options: argparse.Namespace) -> dict[str, float]:
     )
     if options.quick:
         training = replace(training, peers=4, stages=2, skip=0.0, steps=3)
-    return asyncio.run(train(training, Profile.load(options.profile)))
+    profile = Profile.load(options.profile)
+    return asyncio.run(compare(profile, training) if options.compare else train(training, profile))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.wan.compare import SKIPS, trainings
 from benchmarks.wan.profiles import Profile, Wan
 from benchmarks.wan.router import VNET_HEADER_BYTES, wire_bytes
 from benchmarks.wan.shaper import Network, Shaper
@@ -188,6 +189,17 @@ class TestTraining:
         lengths = [Training(plan, stages=s, skip=k).path_length for s, k in ((4, 0.25), (6, 0.33), (6, 0.5))]
         assert lengths == [3, 4, 3]
         assert Training(POLICIES["full_pipeline"], skip=0.33).path_length == 6
+
+    def test_each_ratio_is_compared_with_the_full_pipeline_of_as_many_stages(self) -> None:
+        base = Training(POLICIES["plan"])
+        asked = [(t.policy.name, t.path_length, t.stages) for t in trainings(base, SKIPS)]
+        assert sorted(asked) == [
+            ("full_pipeline", 4, 4),
+            ("full_pipeline", 6, 6),
+            ("plan", 3, 4),
+            ("plan", 3, 6),
+            ("plan", 4, 6),
+        ]
 
     def test_the_manifest_has_activations_of_the_size_that_was_asked_for(self) -> None:
         training = Training(POLICIES["plan"], activation_bytes=1 << 19)
