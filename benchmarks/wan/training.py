@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import SwarmRun, manifest_text
@@ -116,6 +117,7 @@ async def train(
         await run.until(lambda: len(run.of("stepped")) > WARMUP_STEPS * training.peers)
         say(f"{WARMUP_STEPS} steps to warm up are made")
         began_s, cpu_s, before = run.clock.now(), run.cpu_s(), await testbed.counts()
+        waited_s = _cpu_waited_s()
         await run.until(
             lambda: len(run.of("stepped")) > (WARMUP_STEPS + training.steps) * training.peers,
             training.steps * STEP_LIMIT_S,
@@ -123,6 +125,7 @@ async def train(
         counts = await testbed.counts()
         elapsed_s = run.clock.now() - began_s
         cores = (run.cpu_s() - cpu_s) / elapsed_s
+        waiting = {key: (total_s - waited_s[key]) / elapsed_s for key, total_s in _cpu_waited_s().items()}
         steps = steps_of(run.of("planned", "started", "committed", "stepped"))[WARMUP_STEPS:]
         troubles = run.of("lost", "fell_out", "restarted", "rerouted", since_s=began_s)
     return {
@@ -130,6 +133,7 @@ async def train(
         "path_length": training.path_length,
         "troubles": len(troubles),
         "peers_cpu_cores": cores,
+        **waiting,
         **_router_figures(before, counts, elapsed_s, len(steps)),
     }
 
@@ -176,6 +180,17 @@ def figures_of(steps: Sequence[Step]) -> dict[str, float]:
         "tokens_per_s": sum(step.tokens for step in steps) / math.fsum(durations),
         "steps": len(steps),
     }
+
+
+def _cpu_waited_s() -> dict[str, float]:
+    """For how long, since the machine started, some process has waited for a processor: the kernel's pressure
+    stall information, empty where it keeps none. Where that is most of the time, nominal times do not hold.
+    """
+    try:
+        some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+    except OSError:
+        return {}
+    return {"cpu_waiting": int(some.rpartition("total=")[2]) / 1e6}
 
 
 def _router_figures(before: Counts, after: Counts, elapsed_s: float, steps: int) -> dict[str, float]:

@@ -79,8 +79,6 @@ BAD_FRAMES = {
     "deep nesting": (0, head(FrameKind.MESSAGE, b"\x92\xa4note" + b"\x91" * 500 + b"\xc0"), "deeper"),
     "too many parts": (1, head(FrameKind.TENSOR, bulk(30), payload_bytes=10, parts=3), "in 3 parts"),
     "taken and never sent": (0, head(FrameKind.TAKEN, b"", transfer=7), "was not under way"),
-    "taken with a header": (0, head(FrameKind.TAKEN, b"x", transfer=7), "nothing else"),
-    "taken on data": (1, head(FrameKind.TAKEN, b"", transfer=7), "out of place"),
     "second hello": (0, head(FrameKind.HELLO, b"x"), "out of place"),
 }
 

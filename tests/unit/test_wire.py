@@ -181,6 +181,7 @@ def test_preambles(kind: FrameKind, header: int, payload: int, transfer: int, pa
     assert again == frame
     assert header <= 4096
     assert (payload == 0 and parts == 0) or kind in (FrameKind.TENSOR, FrameKind.PART)
+    assert header == 0 or kind is not FrameKind.TAKEN
 
 
 def test_no_conversions() -> None:
