@@ -1,11 +1,17 @@
-"""Which stage a newcomer should host, from what it can see."""
+"""Which peer hosts which stage: a newcomer's choice, moves that repair a membership, all places at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from scheduler.anneal import improve
 from scheduler.errors import SchedulerError
+from scheduler.instance import Instance
+from scheduler.paths import construct, make_plan
+from scheduler.plan import Plan
+from scheduler.timeline import Simulator
 
 
 class Hosted(NamedTuple):
@@ -150,3 +156,45 @@ def _next_move(
     before = load(busiest, count[busiest])
     after = max(load(stage, count[stage] + (stage == busiest) - (stage == source)) for stage in stages)
     return (source, busiest) if after < MARGIN * before else None
+
+
+class Placement(NamedTuple):
+    """``instance`` with every peer at its place, and the plan that was found for it."""
+
+    instance: Instance
+    plan: Plan
+
+
+def place(
+    instance: Instance,
+    *,
+    seed: int,
+    iterations: int = 0,
+    left_s: Callable[[], float] | None = None,
+    proposer: str = "",
+) -> Placement:
+    """Which peer hosts which stage, and the paths: searched for together, averaging included, from the places
+    that ``instance`` gives.
+
+    Stages keep their numbers of replicas; an origin that leaves stage 0 hands its microbatches to the peer
+    that takes its place. For a run that has not begun: moving later costs a download of the stage's state.
+    ``iterations`` and ``left_s`` as in ``scheduler.paths.search``.
+    """
+    simulator = Simulator(instance)
+    paths = construct(instance)
+    found = improve(
+        simulator,
+        paths,
+        simulator.score(paths),
+        seed=seed,
+        iterations=iterations,
+        left_s=left_s,
+        free=True,
+    )
+    peers = tuple(
+        spec.model_copy(update={"stage": stage})
+        for spec, stage in zip(instance.peers, found.stage, strict=True)
+    )
+    drawn = Counter(instance.peers[path[0]].peer for path in found.paths)
+    placed = instance.model_copy(update={"peers": peers, "microbatches": dict(sorted(drawn.items()))})
+    return Placement(placed, make_plan(placed, found.paths, found.score.makespan_s, proposer))
