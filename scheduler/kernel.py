@@ -219,7 +219,7 @@ def _begin(paths, lengths, tables, room):  # type: ignore[no-untyped-def]
 def play(paths, lengths, tables, cutoff_s, room, log, log_s):  # type: ignore[no-untyped-def]
     """Play one step of ``paths`` ``[m, hops]``; returns how many microbatches were committed.
 
-    Fewer than all: they wait for each other's memory slots, or the step was given up at ``cutoff_s``. Times
+    Fewer than all: they wait for each other's memory slots; -1: the step was given up at ``cutoff_s``. Times
     of commits are in ``room.finish_s``, the end of each peer's last task in ``room.free_s``. If ``log``
     ``[tasks, 3]`` has room, it gets (peer, kind, microbatch) and ``log_s`` ``[tasks, 2]`` the start and end
     of each task.
@@ -242,8 +242,10 @@ def play(paths, lengths, tables, cutoff_s, room, log, log_s):  # type: ignore[no
             waits = _FORWARD if room.phase[mb] == 0 else _BACK
             _deliver(room, mb * hops + hop, q, waits, max(at_s + room.rest_s[mb], room.down_free_s[q]))
             continue
-        if now_s > cutoff_s or now_s == np.inf:
+        if now_s == np.inf:
             return done
+        if now_s > cutoff_s:
+            return -1
 
         best, best_before, waits = -1, -1, -1
         while best < 0:

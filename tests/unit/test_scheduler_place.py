@@ -19,6 +19,14 @@ from scheduler.plan import validate
 from scheduler.timeline import makespan, simulate
 
 
+@given(instances(), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_what_a_search_says_is_what_the_simulator_says(instance: Instance, seed: int) -> None:
+    plan = search(instance, seed=seed, iterations=2500)
+    assert validate(plan, instance) is None
+    assert makespan(instance, plan.paths) == plan.makespan_s
+
+
 @given(instances(cut_links=True), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
 def test_a_placement_holds(instance: Instance, seed: int) -> None:
