@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from scheduler.instance import Instance
+from scheduler.kernel import B, F, Floats
 
 
 class Bounds(NamedTuple):
@@ -31,7 +34,7 @@ def bounds(instance: Instance) -> Bounds:
     """Lower bounds of ``instance``, averaging left out."""
     up_s: list[float] = instance.tables.up_s.tolist()
     stage_s, peer_s, uplink_s, path_s = 0.0, 0.0, 0.0, 0.0
-    owed = owed_visits(instance)
+    owed, steps_s = owed_visits(instance), _steps(instance)
     for stage in instance.alive_stages if owed else ():
         stage_s = max(stage_s, _stage_s(instance, stage, owed))
         uplink_s = max(uplink_s, _split([2 * up_s[p] for p in instance.by_stage[stage]], owed))
@@ -44,7 +47,7 @@ def bounds(instance: Instance) -> Bounds:
         length = instance.required_length(origin)
         if length > 1:
             uplink_s = max(uplink_s, count * 2 * up_s[p])
-        one_s = _quickest(instance, p, length)
+        one_s = _quickest(instance, steps_s, p, length)
         # A microbatch holds its slot from its first forward to its last backward.
         path_s = max(path_s, spec.weight_s + max(one_s, count * one_s / spec.memory_slots))
     return Bounds(stage_s, peer_s, uplink_s, path_s)
@@ -85,25 +88,26 @@ def _split(each_s: list[float], visits: int) -> float:
     return last_s
 
 
-def _quickest(instance: Instance, origin: int, length: int) -> float:
+def _steps(instance: Instance) -> Floats:
+    """``[n, n]``: seconds that going on from row to column adds to a path, there and back and its compute;
+    infinite where no path may."""
+    tables = instance.tables
+    there_and_back_s = tables.hop_s + tables.hop_s.T
+    computing_s = tables.task_s[:, F] + tables.task_s[:, B]
+    up = tables.usable & (tables.stage[:, None] < tables.stage)
+    return np.where(up, there_and_back_s + computing_s, np.inf)
+
+
+def _quickest(instance: Instance, steps_s: Floats, origin: int, length: int) -> float:
     """From first forward to last backward of the quickest path of ``length`` stages, nothing else going
     on."""
+    tables = instance.tables
     home = instance.peers[origin]
-    reach: dict[int, float] = {origin: home.forward_s + home.loss_s + home.backward_s}
-    for _ in range(length - 1):
-        further: dict[int, float] = {}
-        for p, time_s in reach.items():
-            for q, spec in enumerate(instance.peers):
-                if spec.stage > instance.peers[p].stage and instance.usable[p][q]:
-                    at_s = time_s + _there_and_back(instance, p, q) + spec.forward_s + spec.backward_s
-                    further[q] = min(at_s, further.get(q, math.inf))
-        reach = further
-    return min(
-        time_s + _there_and_back(instance, p, origin)
-        for p, time_s in reach.items()
-        if p == origin or instance.usable[p][origin]
-    )
-
-
-def _there_and_back(instance: Instance, p: int, q: int) -> float:
-    return instance.hop_s[p][q] + instance.hop_s[q][p]
+    alone_s = home.forward_s + home.loss_s + home.backward_s
+    if length == 1:
+        return alone_s
+    reach_s = alone_s + steps_s[origin]
+    for _ in range(length - 2):
+        reach_s = (reach_s[:, None] + steps_s).min(axis=0)
+    back_s = np.where(tables.usable[:, origin], tables.hop_s[:, origin] + tables.hop_s[origin], np.inf)
+    return float((reach_s + back_s).min())
