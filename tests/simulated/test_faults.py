@@ -368,7 +368,7 @@ def test_a_step_does_not_close_without_what_an_origin_took_over_when_it_was_done
     swarm = SimSwarm((2, 2, 2), microbatches_per_origin=2, pace=300)
     assert swarm.run_to(1, 120)
     for name in ("s1r0", "s1r1", "s2r0", "s2r1"):
-        swarm.network.set_link("s0r0", name, LinkModel(latency_s=1.5))
+        swarm.network.set_link("s0r0", name, LinkModel(latency_s=4.0))
     assert swarm.clock.run_until(lambda: len(swarm.peers["s0r1"].events.of("done")) == 2, 120)
     assert not swarm.peers["s0r0"].core.origin.done
     swarm.kill("s0r0")
