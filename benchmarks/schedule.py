@@ -76,16 +76,6 @@ def searched_s(instance: Instance, seed: int, cpu_s: float) -> float:
     return searched(instance, seed, cpu_s).makespan_s
 
 
-def without(instance: Instance, peer: str) -> Instance:
-    """The same problem after the death of ``peer``, no origin."""
-    return instance.model_copy(
-        update={
-            "peers": tuple(spec for spec in instance.peers if spec.peer != peer),
-            "links": tuple(link for link in instance.links if peer not in link[:2]),
-        }
-    )
-
-
 def removals(instance: Instance, seed: int, cpu_s: float) -> Figures:
     """Each peer that is no origin removed in turn from the plan of ``cpu_s``."""
     healthy = searched(instance, seed, cpu_s)
@@ -93,7 +83,7 @@ def removals(instance: Instance, seed: int, cpu_s: float) -> Figures:
     for spec in instance.peers:
         if spec.peer in instance.microbatches:
             continue
-        rest = without(instance, spec.peer)
+        rest = instance.without(spec.peer)
         rest.tables, rest.usable  # noqa: B018 - a daemon's instance is there before the peer dies
         begin_s = time.process_time()
         repair(healthy, rest)

@@ -187,9 +187,10 @@ class Joiner:
         if self._state_step is not None or self._loading or not self._closes or self._closed:
             return
         context, step = self._context, max(self._closes) + 1
-        if self._place_in(self._closes[step - 1]) is None and (self._passed_over or self._orphaned(step)):
+        named, orphaned = self._place_in(self._closes[step - 1]) is not None, self._orphaned(step)
+        if not named and (self._passed_over or orphaned):
             return
-        if self._orphaned(step):
+        if orphaned:
             self._restore(step)
             return
         donors = [peer for peer in context.living(context.stage) if peer != context.me]

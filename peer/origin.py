@@ -84,7 +84,7 @@ class Origin:
         self._on_done = on_done
         self._on_more = on_more
         self._told_done = False
-        self._shares: Shares | None = None
+        self._shares = _no_shares(context.me)
         self._attempts: dict[int, int] = {}
         self._waiting: set[int] = set()
         self._released: dict[PeerId, list[Release]] = {}
@@ -123,7 +123,7 @@ class Origin:
         self._late_peers.clear()
         self._waiting.clear()
         self._released.clear()
-        self._shares = None
+        self._shares = _no_shares(self._context.me)
         if self._validation is not None:
             self._validation.stop()
             self._validation = None
@@ -132,7 +132,7 @@ class Origin:
         """Share the lost origins' microbatches, those not known to be committed, among the origins that
         live."""
         context, shares = self._context, self._shares
-        if self.begun != context.step or shares is None:
+        if self.begun != context.step:
             return
         for index in shares.take_over(context.liveness.gone, context.ledger.commits):
             context.events.emit("taken_over", step=context.step, index=index, lost=shares.owner(index))
@@ -143,7 +143,7 @@ class Origin:
         """We were lost for another origin, which has started some of ours: what we have under way goes on
         here, the rest there. Or the answer to that."""
         context, shares = self._context, self._shares
-        if shares is None or message.step != self.begun or sender not in context.origins_of_step:
+        if message.step != self.begun or sender not in context.origins_of_step:
             return
         for index in message.committed:
             if shares.owner(index) == context.me:
@@ -165,7 +165,6 @@ class Origin:
 
     def _give_back(self, owner: PeerId) -> None:
         """``owner`` is back: it starts what we have not, and hears what we have."""
-        assert self._shares is not None
         given, kept = self._shares.give_back(owner)
         for index in given:
             self._context.events.emit("given_back", step=self.begun, index=index, other=owner)
@@ -179,7 +178,7 @@ class Origin:
         """Start as many as fit; none while most members are not heard: it may be we who are cut off, and what
         would be left of a path is no path."""
         context, shares = self._context, self._shares
-        while shares is not None and shares.queue and len(self.started) < context.rules.memory_slots:
+        while shares.queue and len(self.started) < context.rules.memory_slots:
             if not context.majority_heard:
                 return
             index = shares.queue.popleft()
@@ -193,7 +192,6 @@ class Origin:
         base = context.origins_of_step.index(context.me) * ATTEMPTS_PER_ORIGIN
         base += context.epoch % EPOCHS_APART * ATTEMPTS_PER_EPOCH
         attempt = base + min(count, ATTEMPTS_PER_EPOCH - 1)
-        assert self._shares is not None
         position = self._shares.position(index)
         path = context.routes.path(position, self._late_peers.get(index, frozenset()))
         tokens, labels = self._batches.train(context.step, index)
@@ -238,7 +236,6 @@ class Origin:
     def _start_again(self, step: int, index: int) -> None:
         if step == self._context.step and index in self._waiting:
             self._waiting.discard(index)
-            assert self._shares is not None
             self._shares.queue.append(index)
             self._fill()
             self._check_done()
@@ -329,7 +326,7 @@ class Origin:
             if started.gradient is not None and started.path[-1].peer == peer:
                 self._context.events.emit("sent", **started.held.fields(), other=peer, kind="backward")
                 self._send_gradient(started)
-        if self._shares is not None and self.begun == self._context.step:
+        if self.begun == self._context.step:
             self._give_back(peer)
             self.take_over()
 
@@ -401,7 +398,6 @@ class Origin:
         """Everything that this origin drew for the context's step is committed."""
         return (
             self.begun == self._context.step
-            and self._shares is not None
             and not self._shares.queue
             and not self._waiting
             and not self.started
@@ -441,3 +437,8 @@ def _settle(started: Started) -> None:
     """Nobody waits for this attempt any more."""
     if started.late is not None:
         started.late.cancel()
+
+
+def _no_shares(me: PeerId) -> Shares:
+    """Before a step, and after one."""
+    return Shares(me, (me,), 0)

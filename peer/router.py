@@ -273,7 +273,7 @@ class Router:
     def on_lost(self, peer: PeerId) -> None:
         """Route every microbatch that waits on ``peer`` around it, in this same call."""
         for held in list(self.held.values()):
-            if held.phase is Phase.FORWARDED and held.next_hop == peer and held.hop + 1 < len(held.path):
+            if held.next_hop == peer and self._stranded(held):
                 self._reroute(held)
 
     def on_back(self, peer: PeerId) -> None:
@@ -300,7 +300,7 @@ class Router:
                 self._send_back(held)
 
     def _stranded(self, held: Held) -> bool:
-        """Does it wait for a lost hop, because we could not tell who is cut off?"""
+        """Does it wait for a lost hop? For longer than a moment only if we could not tell who is cut off."""
         waits = held.phase is Phase.FORWARDED and held.hop + 1 < len(held.path)
         return waits and not self._context.liveness.alive(held.next_hop)
 

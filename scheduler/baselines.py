@@ -110,7 +110,7 @@ def greedy_router(instance: Instance) -> Plan:
                 break
             seems_s = {q: given_s.get((origin, q), 0.0) + instance.hop_s[path[-1]][q] for q in ways}
             path.append(min(ways, key=seems_s.__getitem__))
-        if len(path) < length or not _walkable(instance, path):
+        if len(path) < length or instance.gap(path):
             path = fallback[i]
         for q in path[1:]:
             given_s[origin, q] = given_s.get((origin, q), 0.0) + instance.peers[q].work_s
@@ -171,7 +171,7 @@ def _wired(instance: Instance, rng: random.Random, choose: Callable[[Hops, int],
             path = [origin]
             for stage in sorted(rng.sample(instance.alive_stages, length - 1)):
                 path.append(choose(path, stage))
-            if _walkable(instance, path):
+            if not instance.gap(path):
                 paths.append(path)
                 break
         else:
@@ -180,16 +180,11 @@ def _wired(instance: Instance, rng: random.Random, choose: Callable[[Hops, int],
 
 
 def _plan_of(instance: Instance, paths: list[Hops], proposer: str) -> Plan:
-    fallback = construct(instance)
-    walked = [
-        path if _walkable(instance, path) else other for path, other in zip(paths, fallback, strict=True)
-    ]
-    return make_plan(instance, walked, Simulator(instance).score(walked).makespan_s, proposer)
-
-
-def _walkable(instance: Instance, path: Hops) -> bool:
-    ring = zip(path, [*path[1:], path[0]], strict=True)
-    return len(path) == 1 or all(instance.usable[p][q] for p, q in ring)
+    """The plan of ``paths``; in the place of one that cannot be walked, the search's."""
+    if any(instance.gap(path) for path in paths):
+        pairs = zip(paths, construct(instance), strict=True)
+        paths = [other if instance.gap(path) else path for path, other in pairs]
+    return make_plan(instance, paths, Simulator(instance).score(paths).makespan_s, proposer)
 
 
 def _answer_s(instance: Instance, p: int, q: int) -> float:
@@ -213,8 +208,7 @@ def _flow_s(instance: Instance, path: Hops) -> float:
 
 def _capacity(instance: Instance) -> list[int]:
     """How many visits each peer takes, when all stages are visited alike."""
-    total = sum(n * (instance.required_length(o) - 1) for o, n in instance.microbatches.items())
-    each = math.ceil(total / max(1, len(instance.alive_stages)))
+    each = math.ceil(instance.visits / max(1, len(instance.alive_stages)))
     capacity = [0] * len(instance.peers)
     for stage in instance.alive_stages:
         for q in _seats(instance, stage, each):

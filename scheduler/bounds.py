@@ -71,8 +71,7 @@ def owed_visits(instance: Instance) -> int:
     alive = len(instance.alive_stages)
     if not alive or not instance.all_usable:
         return 0
-    total = sum(n * (instance.required_length(o) - 1) for o, n in instance.microbatches.items())
-    return max(0, math.ceil((total - (alive - 1) * instance.coverage_tolerance) / alive))
+    return max(0, math.ceil((instance.visits - (alive - 1) * instance.coverage_tolerance) / alive))
 
 
 def _split(each_s: list[float], visits: int) -> float:

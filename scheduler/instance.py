@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
@@ -257,6 +257,27 @@ class Instance(Frozen):
             if home[p]:
                 possible |= lengths[p] << 1
         return (possible & ((2 << self.path_length) - 1)).bit_length() - 1
+
+    @cached_property
+    def visits(self) -> int:
+        """Visits to stages other than 0 that all microbatches of the step make."""
+        return sum(n * (self.required_length(origin) - 1) for origin, n in self.microbatches.items())
+
+    def gap(self, path: Sequence[int]) -> tuple[int, int] | None:
+        """The first two neighbours on ``path``, given by position, with no way between them; the last hop
+        and the origin are neighbours too. None if there is none."""
+        ring = zip(path, [*path[1:], path[0]], strict=True) if len(path) > 1 else ()
+        return next(((p, q) for p, q in ring if not self.usable[p][q]), None)
+
+    def without(self, *dead: str) -> Instance:
+        """The same problem when the ``dead`` peers are gone."""
+        return self.model_copy(
+            update={
+                "peers": tuple(spec for spec in self.peers if spec.peer not in dead),
+                "microbatches": {o: n for o, n in self.microbatches.items() if o not in dead},
+                "links": tuple(k for k in self.links if k.source not in dead and k.target not in dead),
+            }
+        )
 
     def to_json(self) -> str:
         return self.model_dump_json()

@@ -6,7 +6,6 @@ instance, seed, previous plan and number of iterations give the same plan, on ev
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -48,13 +47,14 @@ def search(
     simulator = Simulator(instance)
     paths = construct(instance)
     best = simulator.score(paths)
-    for quotas in _worth_while(instance):
+    quotas = _uneven_quotas(instance)
+    if quotas:
         uneven = construct(instance, quotas)
         score = simulator.score(uneven)
-        if score.makespan_s < UNEVEN_GAIN * best.makespan_s and _even_enough(uneven, instance):
+        if score.makespan_s < UNEVEN_GAIN * best.makespan_s and _holds(uneven, instance):
             paths, best = uneven, score
     if previous is not None:
-        repaired = repair(previous, instance)
+        repaired = repair(previous, instance, quotas)
         if repaired is not None:
             score = simulator.score(repaired)
             if score <= best:
@@ -133,9 +133,8 @@ def visit_quotas(instance: Instance) -> list[int]:
     quotas = [0] * instance.stages
     if not alive:
         return quotas
-    total = sum(n * (instance.required_length(origin) - 1) for origin, n in instance.microbatches.items())
     speed = {s: sum(1 / max(instance.peers[p].work_s, 1e-9) for p in instance.by_stage[s]) for s in alive}
-    for number in range(total):
+    for number in range(instance.visits):
         quotas[alive[number % len(alive)]] += 1
     spread = max(1, instance.coverage_tolerance - 1)  # whole paths do not always come out to the visit
     while True:
@@ -149,28 +148,27 @@ def visit_quotas(instance: Instance) -> list[int]:
         quotas[idlest] += 1
 
 
-def _worth_while(instance: Instance) -> list[list[int]]:
-    """Uneven quotas, if there are any that take enough off the busiest stage."""
+def _uneven_quotas(instance: Instance) -> list[int]:
+    """The quotas, if visits may be uneven and that takes something off the busiest stage; else none."""
     if instance.coverage_tolerance < 3 or not instance.all_usable or len(instance.alive_stages) < 2:
         return []
     quotas = visit_quotas(instance)
     counts = [quotas[stage] for stage in instance.alive_stages]
-    return [quotas] if max(counts) - min(counts) > 1 else []
+    return quotas if max(counts) - min(counts) > 1 else []
 
 
-def _even_enough(paths: Sequence[Hops], instance: Instance) -> bool:
-    visits = Counter(instance.peers[p].stage for path in paths for p in path[1:])
-    counts = [visits[stage] for stage in instance.alive_stages]
-    return max(counts) - min(counts) <= instance.coverage_tolerance
+def _holds(paths: Sequence[Hops], instance: Instance) -> bool:
+    return validate(make_plan(instance, paths, 0.0), instance) is None
 
 
-def repair(plan: Plan, instance: Instance) -> list[Hops] | None:
-    """The paths of ``plan`` that still hold, in its order, and new ones for those that a dead peer broke.
+def repair(plan: Plan, instance: Instance, quotas: Sequence[int] | None = None) -> list[Hops] | None:
+    """The paths of ``plan`` that still hold, in its order, and new ones for those that a dead peer broke,
+    by ``quotas`` of the stages: those of the instance if they are not given.
 
     Microbatches that origins draw beyond the plan get paths too, those that they no longer draw lose theirs.
     None if the result would not visit the stages evenly.
     """
-    builder = _Builder(instance, next(iter(_worth_while(instance)), ()))
+    builder = _Builder(instance, _uneven_quotas(instance) if quotas is None else quotas)
     left = dict(instance.microbatches)
     kept: list[Hops] = []
     broken: list[int] = []
@@ -187,7 +185,7 @@ def repair(plan: Plan, instance: Instance) -> list[Hops] | None:
     for place in broken:
         kept[place] = builder.add(kept[place][0])
     kept += [builder.add(origin) for origin in send_order(left, instance)]
-    return kept if validate(make_plan(instance, kept, 0.0), instance) is None else None
+    return kept if _holds(kept, instance) else None
 
 
 def replacement(

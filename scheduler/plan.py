@@ -159,7 +159,10 @@ def path_fault(path: tuple[str, ...], instance: Instance) -> str | None:
     required = instance.required_length(path[0])
     if len(path) != required:
         return f"a path visits {len(path)} stages instead of {required}"
-    for a, b in [*pairwise(hops), (hops[-1], hops[0])]:
-        if a != b and not instance.usable[a][b]:
-            return f"no way between {instance.peers[a].peer} and {instance.peers[b].peer}"
-    return None
+    gap = instance.gap(hops)
+    return None if gap is None else no_way(instance, gap)
+
+
+def no_way(instance: Instance, gap: tuple[int, int]) -> str:
+    """What is wrong with a path that has this ``Instance.gap``."""
+    return "no way between " + " and ".join(instance.peers[p].peer for p in gap)

@@ -27,6 +27,7 @@ import numpy as np
 from scheduler.errors import SchedulerError
 from scheduler.instance import Instance
 from scheduler.kernel import Floats, Ints, Scratch, averaging_s, play, scratch
+from scheduler.plan import no_way
 
 Path = tuple[str, ...]
 """Peers that a microbatch visits, its origin first."""
@@ -89,7 +90,7 @@ class Simulator:
 
     def indices(self, paths: Iterable[Path]) -> list[list[int]]:
         """Paths by position in ``instance.peers``. Raises SchedulerError if one cannot be walked."""
-        index, usable = self.instance.index, self.instance.usable
+        index = self.instance.index
         walked = []
         for path in paths:
             try:
@@ -100,11 +101,9 @@ class Simulator:
                 ) from None
             if not hops:
                 raise SchedulerError("a path needs an origin")
-            for a, b in zip(hops, [*hops[1:], hops[0]], strict=True):
-                if len(hops) > 1 and not usable[a][b]:
-                    raise SchedulerError(
-                        f"no way between {self.instance.peers[a].peer} and {self.instance.peers[b].peer}"
-                    )
+            gap = self.instance.gap(hops)
+            if gap is not None:
+                raise SchedulerError(no_way(self.instance, gap))
             walked.append(hops)
         return walked
 

@@ -34,17 +34,6 @@ def demo_instance(microbatches: int = 6, **changes: object) -> Instance:
     return Instance.model_validate({**fields, **changes})
 
 
-def without(instance: Instance, *dead: str) -> Instance:
-    """The same problem when the ``dead`` peers are gone."""
-    return instance.model_copy(
-        update={
-            "peers": tuple(spec for spec in instance.peers if spec.peer not in dead),
-            "microbatches": {o: n for o, n in instance.microbatches.items() if o not in dead},
-            "links": tuple(k for k in instance.links if k.source not in dead and k.target not in dead),
-        }
-    )
-
-
 _seconds = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.76, 3.0])
 _rates = st.sampled_from([50.0, 100.0, 300.0, 1e15])
 

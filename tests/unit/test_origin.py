@@ -126,11 +126,11 @@ def test_attempts_of_other_origins_and_epochs_have_other_numbers() -> None:
 def test_an_origin_that_is_back_goes_on_with_what_it_has_under_way_and_leaves_the_rest() -> None:
     desk = Stage0((2, 2, 2), slots=2)
     under_way = [message.index for message in desk.begun()]
-    queued = list(desk.origin._shares.queue)  # type: ignore[union-attr]
+    queued = list(desk.origin._shares.queue)
     desk.origin.on_taken("s0r1", Taken(step=0, indices=(under_way[0], queued[0]), committed=(queued[1],)))
     to, answer = desk.one(Taken)
     assert (to, answer.indices) == ("s0r1", (under_way[0],))
-    assert list(desk.origin._shares.queue) == queued[2:]  # type: ignore[union-attr]
+    assert list(desk.origin._shares.queue) == queued[2:]
     assert list(desk.origin.started) == under_way
 
 

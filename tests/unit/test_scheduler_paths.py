@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import demo_instance, instances, without
+from scheduler_cases import demo_instance, instances
 
 from scheduler.baselines import full_pipeline, random_skip, unskipped
 from scheduler.bounds import bounds, owed_visits
@@ -91,13 +91,13 @@ def test_a_plan_goes_around_a_cut_link() -> None:
 
 def test_a_stage_without_peers_is_skipped_and_short_paths_are_told() -> None:
     instance = demo_instance(2)
-    one_gone = search(without(instance, "p2", "p3"), seed=0)
+    one_gone = search(instance.without("p2", "p3"), seed=0)
     assert not one_gone.degraded
     assert {len(path) for path in one_gone.paths} == {3}
-    two_gone = search(without(instance, "p2", "p3", "p4", "p5"), seed=0)
+    two_gone = search(instance.without("p2", "p3", "p4", "p5"), seed=0)
     assert two_gone.degraded
     assert {len(path) for path in two_gone.paths} == {2}
-    alone = search(without(instance, "p2", "p3", "p4", "p5", "p6", "p7", "p1"), seed=0)
+    alone = search(instance.without("p2", "p3", "p4", "p5", "p6", "p7", "p1"), seed=0)
     assert alone.degraded
     assert alone.paths == (("p0",), ("p0",))
 
@@ -124,7 +124,7 @@ def test_a_bad_previous_plan_is_left_behind() -> None:
 def test_a_dead_peer_leaves_the_other_paths_as_they_are() -> None:
     instance = demo_instance()
     good = search(instance, seed=1, iterations=200)
-    smaller = without(instance, "p7")
+    smaller = instance.without("p7")
     plan = search(smaller, seed=1, previous=good, iterations=0)
     assert validate(plan, smaller) is None
     fresh = search(smaller, seed=1, iterations=0)
@@ -135,7 +135,7 @@ def test_a_dead_peer_leaves_the_other_paths_as_they_are() -> None:
     for path, hops in zip(good.paths, repaired, strict=True):
         now = tuple(smaller.peers[p].peer for p in hops)
         assert now == path if "p7" not in path else now[0] == path[0]
-    fewer = without(instance, "p1")
+    fewer = instance.without("p1")
     plan = search(fewer, seed=1, previous=good, iterations=0)
     assert validate(plan, fewer) is None
 
@@ -183,7 +183,7 @@ class TestReplacement:
         assert replacement(self.instance, self.path, 1, {"p2", "p3"}) is None
 
     def test_a_peer_that_the_instance_has_forgotten(self) -> None:
-        smaller = without(self.instance, "p2")
+        smaller = self.instance.without("p2")
         assert replacement(smaller, self.path, 1, {"p2"}, stage=1) == "p3"
         with pytest.raises(SchedulerError, match="stage must be given"):
             replacement(smaller, self.path, 1, {"p2"})

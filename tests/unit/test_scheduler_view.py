@@ -6,7 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_cases import demo_instance, without
+from scheduler_cases import demo_instance
 
 from scheduler.errors import SchedulerError
 from scheduler.instance import UNLIMITED_BYTES_PER_S, Instance
@@ -169,7 +169,7 @@ class TestWhichPlanStands:
         assert rank(liar, self.instance)[2] == simulate(self.instance, liar.paths).makespan_s
 
     def test_the_one_that_covers_the_living(self) -> None:
-        smaller = without(self.instance, "p7")
+        smaller = self.instance.without("p7")
         patched = search(smaller, seed=0, iterations=0)
         assert better(self.fast, patched, smaller) == patched
         short = self.fast.model_copy(update={"paths": tuple(path[:2] for path in self.fast.paths)})
@@ -182,8 +182,8 @@ class TestWhichPlanStands:
         assert better(mine, yours, self.instance) == better(yours, mine, self.instance) == winner
 
     def test_the_order_of_plans_changes_nothing(self) -> None:
-        smaller = without(self.instance, "p7")
-        plans = [self.fast, self.slow, search(smaller, seed=0), search(without(self.instance, "p5"), seed=0)]
+        smaller = self.instance.without("p7")
+        plans = [self.fast, self.slow, search(smaller, seed=0), search(self.instance.without("p5"), seed=0)]
         for instance in (self.instance, smaller):
             stands = best(plans, instance)
             assert stands is not None
