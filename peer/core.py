@@ -397,7 +397,7 @@ class Core:
             m.Accept: plain(lambda sender, message: None),
             m.Refuse: plain(self.router.on_refuse),
             m.Restart: plain(self.origin.on_restart),
-            m.Taken: plain(self.origin.on_taken),
+            m.TakenOver: plain(self.origin.on_taken_over),
             m.Release: plain(self.router.on_release),
             m.Holding: plain(self.wanted.on_holding),
             m.Commit: plain(self.router.on_commit),

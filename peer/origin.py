@@ -16,7 +16,7 @@ from peer.shares import Shares
 from peer.validation import Validation
 from peer.worker import TaskKind
 from swarm.clock import Timer
-from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart, Taken
+from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart, TakenOver
 from swarm.transport.base import PeerId
 
 RESTART_PAUSE_S = 0.02
@@ -139,7 +139,7 @@ class Origin:
         self._fill()
         self._check_done()
 
-    def on_taken(self, sender: PeerId, message: Taken) -> None:
+    def on_taken_over(self, sender: PeerId, message: TakenOver) -> None:
         """We were lost for another origin, which has started some of ours: what we have under way goes on
         here, the rest there. Or the answer to that."""
         context, shares = self._context, self._shares
@@ -152,7 +152,7 @@ class Origin:
         for index in shares.leave_to(sender, {*message.indices, *message.committed} - {*goes_on}):
             context.events.emit("left_to", step=context.step, index=index, other=sender)
         if goes_on:
-            context.transport.send(sender, Taken(step=self.begun, indices=tuple(goes_on)))
+            context.transport.send(sender, TakenOver(step=self.begun, indices=tuple(goes_on)))
         for index in message.indices:
             if shares.owner(index) == sender:
                 self._give_up(index)
@@ -171,7 +171,7 @@ class Origin:
         if kept:
             committed = tuple(index for index in kept if index in self.committed)
             begun = tuple(index for index in kept if index not in self.committed)
-            taken = Taken(step=self.begun, indices=begun, committed=committed)
+            taken = TakenOver(step=self.begun, indices=begun, committed=committed)
             self._context.transport.send(owner, taken)
 
     def _fill(self) -> None:

@@ -157,11 +157,11 @@ class Holding(MicrobatchMessage):
     version: Count
 
 
-class Taken(Message):
+class TakenOver(Message):
     """Between an origin that is back and one that has taken over from it: the sender has started these of the
     former's microbatches, and has committed those. The former says it of what it goes on with itself."""
 
-    kind = "taken"
+    kind = "taken_over"
     step: Step
     indices: Annotated[tuple[Count, ...], Field(max_length=65536)] = ()
     committed: Annotated[tuple[Count, ...], Field(max_length=65536)] = ()

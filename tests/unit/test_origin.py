@@ -13,7 +13,7 @@ from peer.context import draw_order
 from peer.ledger import Committed, apply
 from peer.origin import RESTART_PAUSE_S, Origin
 from peer.router import Router
-from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart, Taken
+from swarm.messages import Backward, Commit, Counted, Forward, Hop, Release, Restart, TakenOver
 from tests.unit.desk import Desk, activation, hops
 
 ME = "s0r0"
@@ -127,8 +127,10 @@ def test_an_origin_that_is_back_goes_on_with_what_it_has_under_way_and_leaves_th
     desk = Stage0((2, 2, 2), slots=2)
     under_way = [message.index for message in desk.begun()]
     queued = list(desk.origin._shares.queue)
-    desk.origin.on_taken("s0r1", Taken(step=0, indices=(under_way[0], queued[0]), committed=(queued[1],)))
-    to, answer = desk.one(Taken)
+    desk.origin.on_taken_over(
+        "s0r1", TakenOver(step=0, indices=(under_way[0], queued[0]), committed=(queued[1],))
+    )
+    to, answer = desk.one(TakenOver)
     assert (to, answer.indices) == ("s0r1", (under_way[0],))
     assert list(desk.origin._shares.queue) == queued[2:]
     assert list(desk.origin.started) == under_way
@@ -137,7 +139,7 @@ def test_an_origin_that_is_back_goes_on_with_what_it_has_under_way_and_leaves_th
 def test_what_another_has_committed_meanwhile_is_released() -> None:
     desk = Stage0((2, 2, 2), slots=2)
     first, second = desk.begun()
-    desk.origin.on_taken("s0r1", Taken(step=0, committed=(first.index,)))
+    desk.origin.on_taken_over("s0r1", TakenOver(step=0, committed=(first.index,)))
     assert second.index in desk.origin.started
     assert first.index not in desk.origin.started
     assert {message.index for _, message in desk.take(Release)} == {first.index}
@@ -155,11 +157,11 @@ def test_who_took_over_drops_what_the_one_that_is_back_goes_on_with() -> None:
     desk.take(Forward)
     desk.gone.discard("s0r1")
     desk.origin.on_back("s0r1")
-    to, told = desk.one(Taken)
+    to, told = desk.one(TakenOver)
     assert (to, list(told.indices), told.committed) == ("s0r1", taken, ())
-    desk.origin.on_taken("s0r1", Taken(step=0, indices=tuple(taken[:2])))
+    desk.origin.on_taken_over("s0r1", TakenOver(step=0, indices=tuple(taken[:2])))
     assert sorted(set(desk.origin.started) - own) == taken[2:]
-    assert desk.take(Taken) == []
+    assert desk.take(TakenOver) == []
 
 
 def test_an_origin_that_takes_over_when_it_was_done_says_that_it_goes_on() -> None:
