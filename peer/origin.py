@@ -204,8 +204,12 @@ class Origin:
         self._router.start(held)
 
     def _late(self, started: Started) -> None:
-        """It ought to have come home: somebody on its path holds it back, and nobody else sees it."""
+        """It ought to have come home: somebody on its path holds it back, and nobody else sees it. Or we are
+        cut off: then it is given as long again."""
         if self.started.get(started.index) is not started or not self._context.running:
+            return
+        if not self._context.majority_heard:
+            started.late = self._context.clock.call_later(self._trips.borne_s(), self._late, started)
             return
         peers = {hop.peer for hop in (*started.held.path, *started.path)} - {self._context.me}
         index = started.index

@@ -364,6 +364,16 @@ def test_attempts_follow_each_other_ever_more_slowly(origin: Stage0) -> None:
     assert gaps[1:] == pytest.approx([2 * gap for gap in gaps[:-1]])
 
 
+def test_a_cut_off_origin_blames_nobody_for_what_does_not_come_home(origin: Stage0) -> None:
+    origin.begun()
+    origin.lost |= {"s1r0", "s1r1", "s2r0"}
+    origin.clock.run_for(300)
+    assert origin.events.of("restarted") == []
+    origin.lost.clear()
+    origin.origin.on_back("s1r0")
+    assert origin.clock.run_until(lambda: len(origin.events.of("restarted")) == 4, 120.0)
+
+
 def test_what_does_not_come_home_is_started_anew_around_its_path(origin: Stage0) -> None:
     first = origin.begun()[0]
     assert origin.clock.run_until(lambda: bool(origin.events.of("restarted")), 120.0)
