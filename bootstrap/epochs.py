@@ -22,7 +22,7 @@ QUIET_S = 10.0
 for 40: what a read overlooks, the next one finds."""
 BEGINNING_S = 30.0
 """The members of a new epoch read of it, link up (``peer.core.FOUNDING_PATIENCE_S``) and say that they train
-in this time; before it is over, that none says so means nothing."""
+in this time; before it is over, or most of them have said so, that none says so means nothing."""
 RUNNING = "the run goes on"
 STILLNESS = "word from those that trained, or their silence"
 PATIENCE_S = 60.0
@@ -53,6 +53,12 @@ class _State:
 def trains(peers: Iterable[PeerRecord], known: Known) -> bool:
     """Does any member say so?"""
     return any(record.state == "active" and known.believes(record) for record in peers)
+
+
+def mostly_trains(peers: Iterable[PeerRecord], known: Known) -> bool:
+    """Do more than half of the members say so?"""
+    names = {record.peer for record in peers if record.state == "active"} & known.members
+    return 2 * len(names) > len(known.members)
 
 
 def beginning(

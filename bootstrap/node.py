@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.create import load_genesis, write_whole
-from bootstrap.epochs import BEGINNING_S, RUNNING, Beginning, beginning, trains
+from bootstrap.epochs import BEGINNING_S, RUNNING, Beginning, beginning, mostly_trains, trains
 from bootstrap.known import Known
 from swarm.clock import Clock, LoopClock
 from swarm.directory import Directory, DirectoryError
@@ -155,7 +155,9 @@ class _Witness:
         peers = await self._directory.peers()
         now = self._clock.now()
         self._known = self._known.seeing(peers, progress)
-        if trains(peers, self._known):
+        if mostly_trains(peers, self._known):
+            self._trained_s = now  # the epoch has begun: nothing more is to be waited for
+        elif trains(peers, self._known):
             self._trained_s = max(self._trained_s, now)
         # A run that trains has begun, whoever forgot how: a second beginning would split it.
         begun = self._kept is not None or bool(progress)

@@ -15,7 +15,7 @@ from swarm.messages import Member
 from swarm.records import Genesis, PeerRecord
 
 LOOK_AGAIN_S = 0.5
-MANIFEST_PATIENCE_S = 20.0
+MANIFEST_PATIENCE_S = 6.0
 
 
 class Stopped(Exception):

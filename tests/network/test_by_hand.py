@@ -15,7 +15,7 @@ import pytest
 
 EXE = Path(sys.executable).with_name("skipswarm")
 LOOPBACK = ("--host-maddr", "/ip4/127.0.0.1/tcp/0")
-STEPS = 30
+STEPS = 12
 
 
 class Machine:

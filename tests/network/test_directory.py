@@ -124,8 +124,10 @@ def test_eight_nodes_read_the_latest() -> None:
             await nodes[0].publish_manifest(SIGNED)
             await asyncio.gather(*(node.announce(record(node, stage=n % 4)) for n, node in enumerate(nodes)))
             for reader in (nodes[0], nodes[7]):
+                # Eight stores at once: a call that a busy machine lost leaves its node out of searches for 5 s.
                 peers = await reader.peers()
-                assert {peer.peer for peer in peers} == {node._identity.peer_id for node in nodes}
+                while {peer.peer for peer in peers} != {node._identity.peer_id for node in nodes}:
+                    peers = await reader.peers()
                 assert [peer.stage for peer in peers] == [0, 0, 1, 1, 2, 2, 3, 3]
             # Straight after an update, at a node that has read the key before.
             for step in range(1, 25):

@@ -100,6 +100,33 @@ def test_the_members_of_an_epoch_have_time_to_begin_it_before_another_is_signed(
     assert node.kept.epoch == 1  # nobody did
 
 
+def test_an_epoch_that_most_have_begun_may_end_at_once() -> None:
+    """A run that is stopped whole seconds after its beginning need not wait for the beginning's end."""
+    node = Node(records("joining"))
+    node.look()
+    everybody = records("active", 3)
+    node.directory.seen = everybody[: len(everybody) // 2]
+    node.look()
+    begun, node.directory.seen = node.directory.seen, everybody
+    node.look()
+    node.directory.seen = records("joining")
+    for _ in range(int(QUIET_S) - 1):
+        node.look()
+        assert node.kept.epoch == 0
+    for _ in range(2):
+        node.look()
+    assert node.kept.epoch == 1
+
+    few = Node(records("joining"))
+    few.look()
+    few.directory.seen = begun
+    few.look()
+    few.directory.seen = records("joining")
+    for _ in range(int(QUIET_S) + 2):
+        few.look()
+        assert few.kept.epoch == 0  # the others may still link up
+
+
 def test_each_epoch_remembers_those_before_and_is_of_the_members_that_the_node_knows() -> None:
     node = Node(records("joining"))
     node.look()
