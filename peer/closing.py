@@ -8,7 +8,8 @@ from peer.context import Context
 from peer.facts import DONE_TOPIC, WITNESS_TOPIC, CommitsFact
 from peer.ledger import settle
 from peer.newcomers import Newcomers
-from scheduler.gossip import Fact, Gossip
+from scheduler.gossip import Gossip
+from scheduler.hashtree import Fact
 from swarm.messages import Counted, StepClose
 from swarm.transport.base import PeerId
 

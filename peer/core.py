@@ -35,7 +35,9 @@ from peer.router import Router
 from peer.standing import Standings
 from peer.wanted import Wanted
 from peer.worker import Executor, TaskKind, Worker
-from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore
+from scheduler.gossip import Gossip, GossipConfig
+from scheduler.hashtree import Fact
+from scheduler.store import GossipStore
 from swarm import messages as m
 from swarm.clock import Clock, Timer
 from swarm.events import EventLog

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from scheduler.gossip import TopicLimit
+from scheduler.store import TopicLimit
 from scheduler.view import PLAN_TOPIC, VIEW_TOPIC
 from swarm.messages import Count, Counted, Step
 

@@ -9,7 +9,8 @@ from peer.context import Context
 from peer.rates import Rates
 from peer.worker import TaskKind
 from scheduler.errors import SchedulerError
-from scheduler.gossip import Fact, Gossip
+from scheduler.gossip import Gossip
+from scheduler.hashtree import Fact
 from scheduler.instance import Instance
 from scheduler.paths import replacement, search
 from scheduler.plan import Plan, validate

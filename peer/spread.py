@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from peer.context import Context
-from scheduler.gossip import Fact, Gossip, Known
+from scheduler.gossip import Gossip
+from scheduler.hashtree import Fact
+from scheduler.store import Digest
 from swarm.messages import GossipDigest, GossipEntry, GossipPush
 from swarm.transport.base import PeerId
 
@@ -14,9 +16,9 @@ def push(context: Context, peer: PeerId, facts: tuple[Fact, ...]) -> None:
     context.transport.send(peer, GossipPush(entries=entries))
 
 
-def ask(context: Context, peer: PeerId, known: Known, reply: bool) -> None:
+def ask(context: Context, peer: PeerId, digest: Digest) -> None:
     """What we know; ``peer`` answers with what is newer."""
-    context.transport.send(peer, GossipDigest(known=known, reply=reply))
+    context.transport.send(peer, GossipDigest(**digest._asdict()))
 
 
 def on_push(gossip: Gossip, sender: PeerId, message: GossipPush) -> None:
@@ -24,4 +26,4 @@ def on_push(gossip: Gossip, sender: PeerId, message: GossipPush) -> None:
 
 
 def on_digest(gossip: Gossip, sender: PeerId, message: GossipDigest) -> None:
-    gossip.on_digest(sender, message.known, message.reply)
+    gossip.on_digest(sender, Digest(message.nodes, message.held, message.wanted))

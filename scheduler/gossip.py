@@ -1,152 +1,22 @@
-"""Signed facts that every peer comes to know: a mergeable store, and the gossip that spreads it.
+"""The gossip that spreads the facts of a store (scheduler/store.py) among all peers.
 
 New facts are pushed to some neighbours at once, who push what was new to them (infect and die); what that
 misses, a periodic exchange of digests with one random neighbour brings (anti-entropy push-pull): Demers et
-al. 1987, "Epidemic algorithms for replicated database maintenance".
+al. 1987, "Epidemic algorithms for replicated database maintenance". Where nothing is new, an exchange is one
+message of a hash for each kind of facts.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-MAX_DIGEST_ENTRIES = 65536
-MAX_VERSION = 1 << 62
-
-
-class Fact(NamedTuple):
-    """What ``owner`` said last about ``topic``: a kind (``"view"``), or a kind and a key
-    (``"commit/12/3"``)."""
-
-    topic: str
-    owner: str
-    version: int
-    value: bytes
-    signature: bytes = b""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.topic, self.owner)
-
-    @property
-    def kind(self) -> str:
-        return self.topic.partition("/")[0]
-
-    @property
-    def order(self) -> tuple[int, bytes, bytes]:
-        """Of two facts with one key the greater stands. The signature comes last, so that the order is
-        total."""
-        return (self.version, self.value, self.signature)
-
-
-Known = tuple[tuple[str, str, int], ...]
-"""(topic, owner, version) of all that somebody holds."""
-
-
-class TopicLimit(NamedTuple):
-    """What one owner may put under one kind of topic; of more facts the ``facts`` newest stay."""
-
-    facts: int = 1
-    value_bytes: int = 1 << 16
-
-
-class GossipStore:
-    """Facts by (topic, owner). Merging is commutative, associative and idempotent.
-
-    Kinds of topics that ``limits`` does not name are refused, values that are too long too, and what ``keep``
-    refuses. An owner's facts of one kind beyond its limit displace those with the least (version, topic):
-    keeping the n greatest is itself such a merge, so replicas agree on what they dropped.
-    """
-
-    def __init__(
-        self, limits: Mapping[str, TopicLimit], keep: Callable[[Fact], bool] = lambda _: True
-    ) -> None:
-        self._limits = dict(limits)
-        self._keep = keep
-        self._facts: dict[tuple[str, str], Fact] = {}
-        self._owned: dict[tuple[str, str], dict[str, Fact]] = {}
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def get(self, topic: str, owner: str) -> Fact | None:
-        return self._facts.get((topic, owner))
-
-    def facts(self) -> tuple[Fact, ...]:
-        """All facts, in order of (topic, owner)."""
-        return tuple(self._facts[key] for key in sorted(self._facts))
-
-    def of_kind(self, kind: str) -> tuple[Fact, ...]:
-        """Facts whose topic is ``kind`` or begins with ``kind/``, in order of (topic, owner)."""
-        return tuple(fact for fact in self.facts() if fact.kind == kind)
-
-    def wants(self, fact: Fact) -> bool:
-        """Would ``fact`` change the store? Asked before its signature is checked, which costs more."""
-        limit = self._limits.get(fact.kind)
-        if limit is None or len(fact.value) > limit.value_bytes or not 0 <= fact.version < MAX_VERSION:
-            return False
-        held = self._facts.get(fact.key)
-        if held is not None:
-            return fact.order > held.order and self._keep(fact)
-        owned = self._owned.get((fact.kind, fact.owner), {})
-        if len(owned) >= limit.facts and _age(fact) < min(map(_age, owned.values())):
-            return False
-        return self._keep(fact)
-
-    def merge(self, fact: Fact) -> bool:
-        """Take ``fact`` in; True if that changed the store. Its signature is the caller's to check."""
-        if not self.wants(fact):
-            return False
-        owned = self._owned.setdefault((fact.kind, fact.owner), {})
-        owned[fact.topic] = self._facts[fact.key] = fact
-        if len(owned) > self._limits[fact.kind].facts:
-            self._drop(min(owned.values(), key=_age))
-        return True
-
-    def forget(self, predicate: Callable[[Fact], bool]) -> int:
-        """Drop the facts that ``predicate`` holds for. They come back from others unless ``keep`` refuses
-        them."""
-        old = [fact for fact in self._facts.values() if predicate(fact)]
-        for fact in old:
-            self._drop(fact)
-        return len(old)
-
-    def prune(self) -> int:
-        """Drop what ``keep`` refuses by now."""
-        return self.forget(lambda fact: not self._keep(fact))
-
-    def known(self) -> Known:
-        """The digest of the store, at most ``MAX_DIGEST_ENTRIES`` long."""
-        return tuple((*key, self._facts[key].version) for key in sorted(self._facts)[:MAX_DIGEST_ENTRIES])
-
-    def compare(self, known: Known) -> tuple[tuple[Fact, ...], bool]:
-        """What somebody whose digest is ``known`` lacks, and whether that digest has anything that we
-        lack."""
-        theirs = {(topic, owner): version for topic, owner, version in known}
-        missing = tuple(fact for fact in self.facts() if theirs.get(fact.key, -1) < fact.version)
-        return missing, any(self._lacks(topic, owner, version) for topic, owner, version in known)
-
-    def _lacks(self, topic: str, owner: str, version: int) -> bool:
-        held = self._facts.get((topic, owner))
-        if held is not None:
-            return held.version < version
-        # Judged by what a digest shows: the value, and so some of ``keep``'s verdicts, are not known yet.
-        return self.wants(Fact(topic, owner, version, b""))
-
-    def _drop(self, fact: Fact) -> None:
-        del self._facts[fact.key]
-        owned = self._owned[fact.kind, fact.owner]
-        del owned[fact.topic]
-        if not owned:
-            del self._owned[fact.kind, fact.owner]
-
-
-def _age(fact: Fact) -> tuple[int, str]:
-    return (fact.version, fact.topic)
+from scheduler.hashtree import Fact
+from scheduler.store import Digest, GossipStore
 
 
 class Timer(Protocol):
@@ -176,14 +46,15 @@ class GossipConfig(NamedTuple):
     max_push_facts: int = 1024
     max_push_bytes: int = 1 << 18
     """A push holds no more (but always one fact)."""
+    max_digest_bytes: int = 1 << 16
     max_answer_bytes: int = 1 << 22
-    """What is sent at most in answer to one digest; the next one brings more."""
+    """What a digest holds, and what facts are sent in answer to one, at most; the next ones bring more."""
 
 
 class Gossip:
     """Spreads the facts of a store among neighbours.
 
-    ``push(peer, facts)`` and ``ask(peer, known, reply)`` send; what comes in goes to ``on_push`` and
+    ``push(peer, facts)`` and ``ask(peer, digest)`` send; what comes in goes to ``on_push`` and
     ``on_digest``. ``sign(payload)`` signs as ``me``, ``verify(owner, payload, signature)`` checks; payloads
     begin with ``context`` (the run's id), so that nothing of another run passes. ``base_version`` must be
     above every version that ``me`` used in an earlier life (the incarnation << 32). ``on_fact`` is called
@@ -201,7 +72,7 @@ class Gossip:
         rng: random.Random,
         neighbours: Callable[[], Sequence[str]],
         push: Callable[[str, tuple[Fact, ...]], None],
-        ask: Callable[[str, Known, bool], None],
+        ask: Callable[[str, Digest], None],
         sign: Callable[[bytes], bytes],
         verify: Callable[[str, bytes, bytes], bool],
         on_fact: Callable[[Fact], None],
@@ -274,9 +145,9 @@ class Gossip:
         self.counts["forged"] += forged
         return forged
 
-    def on_digest(self, sender: str, known: Known, reply: bool) -> None:
-        """``sender`` says what it knows: send what it lacks, and ask for what we lack if it expects that."""
-        missing, lacking = self.store.compare(known)
+    def on_digest(self, sender: str, digest: Digest) -> None:
+        """``sender`` says what it knows: send what it lacks, and say where we differ or what we lack."""
+        answer, missing = self.store.answer(digest, self._config.max_digest_bytes)
         budget = self._config.max_answer_bytes
         for i, fact in enumerate(missing):
             budget -= _size(fact)
@@ -284,9 +155,8 @@ class Gossip:
                 missing = missing[:i]
                 break
         self._send(sender, missing)
-        if reply and lacking:
-            self.counts["digests"] += 1
-            self._ask(sender, self.store.known(), False)
+        if any(answer):
+            self._say(sender, answer)
 
     def _learn(self, sender: str, fact: Fact) -> None:
         if fact.owner == self.me:
@@ -326,8 +196,11 @@ class Gossip:
         self._tick_timer = self._call_later(self._rng.uniform(0.5, 1.5) * self._config.period_s, self._tick)
         neighbours = self._others()
         if neighbours:
-            self.counts["digests"] += 1
-            self._ask(self._rng.choice(neighbours), self.store.known(), True)
+            self._say(self._rng.choice(neighbours), self.store.digest())
+
+    def _say(self, peer: str, digest: Digest) -> None:
+        self.counts["digests"] += 1
+        self._ask(peer, digest)
 
     def _others(self) -> list[str]:
         return sorted(peer for peer in self._neighbours() if peer != self.me)

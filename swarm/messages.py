@@ -232,14 +232,19 @@ class ProbeAck(Message):
     asker: PeerName | None = None
 
 
+Topic = Annotated[str, Field(min_length=1, max_length=64)]
+FactVersion = Annotated[int, Field(ge=0, lt=2**62)]
+FactHash = Annotated[bytes, Field(max_length=16)]
+
+
 class GossipEntry(BaseModel):
     """One signed fact. Merging keeps the greater of (version, value): a join-semilattice."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    topic: Annotated[str, Field(min_length=1, max_length=64)]
+    topic: Topic
     owner: PeerName
-    version: Annotated[int, Field(ge=0, lt=2**62)]
+    version: FactVersion
     value: Annotated[bytes, Field(max_length=1 << 20)]
     signature: Annotated[bytes, Field(max_length=64)] = b""
 
@@ -251,12 +256,19 @@ class GossipPush(Message):
     entries: Annotated[tuple[GossipEntry, ...], Field(max_length=4096)]
 
 
+Place = Annotated[str, Field(max_length=128)]
+FactName = tuple[Topic, PeerName]
+FactLine = tuple[Topic, PeerName, FactVersion, FactHash]
+
+
 class GossipDigest(Message):
-    """What the sender knows: (topic, owner, version); the receiver answers with what is newer or missing."""
+    """What the sender's store holds, as hashes or as lists of the facts at a place, and what it wants of the
+    receiver's (``scheduler/store.py``: ``Digest``)."""
 
     kind = "gossip_digest"
-    known: Annotated[tuple[tuple[str, str, int], ...], Field(max_length=65536)]
-    reply: bool = True
+    nodes: Annotated[tuple[tuple[Place, FactHash], ...], Field(max_length=4096)] = ()
+    held: Annotated[tuple[tuple[Place, tuple[FactLine, ...]], ...], Field(max_length=1024)] = ()
+    wanted: Annotated[tuple[FactName, ...], Field(max_length=4096)] = ()
 
 
 class Member(BaseModel):

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.gossip import Fact, Gossip, GossipConfig, GossipStore, Known, TopicLimit
+from scheduler.gossip import Gossip, GossipConfig
+from scheduler.hashtree import LEAF_FACTS, Fact, Held, Node, build, digest_of, put, under, without
+from scheduler.store import Digest, GossipStore, TopicLimit
 from swarm.clock import SimClock
 
 LIMITS = {"view": TopicLimit(), "commit": TopicLimit(facts=3, value_bytes=8)}
@@ -69,20 +71,125 @@ def _too_old(store: GossipStore, fact: Fact) -> bool:
     return store.get(fact.topic, fact.owner) is None
 
 
+def exchange(mine: GossipStore, yours: GossipStore, max_bytes: int = 1 << 16) -> list[Digest]:
+    """Carry digests and facts between the two until nobody has an answer; the digests that were sent."""
+    said = [mine.digest()]
+    listener, other = yours, mine
+    while any(said[-1]):
+        answer, missing = listener.answer(said[-1], max_bytes)
+        for fact in missing:
+            other.merge(fact)
+        said.append(answer)
+        listener, other = other, listener
+    return said[:-1]
+
+
 @given(fact_lists, fact_lists)
 def test_an_exchange_of_digests_makes_two_stores_equal(a: list[Fact], b: list[Fact]) -> None:
-    # An owner gives each version to one fact only; a digest cannot show which of two values somebody has.
-    unique = {(fact.owner, fact.version): fact for fact in a + b}
-    mine, yours = (store_of([f for f in some if unique[f.owner, f.version] == f]) for some in (a, b))
-    missing, lacking = mine.compare(yours.known())
-    answer, _ = yours.compare(mine.known())
-    if any(mine.wants(fact) for fact in answer):
-        assert lacking
-    for fact in missing:
-        yours.merge(fact)
-    for fact in answer:
-        mine.merge(fact)
-    assert mine.facts() == yours.facts()
+    """Whoever begins, and even where an owner gave one version to two facts."""
+    mine, yours = store_of(a), store_of(b)
+    both = store_of(a, b).facts()
+    exchange(mine, yours)
+    assert mine.facts() == yours.facts() == both
+    assert exchange(mine, yours) == [mine.digest()]
+
+
+many = st.lists(
+    st.builds(
+        Fact,
+        topic=st.just("view"),
+        owner=st.integers(0, 400).map(str),
+        version=st.integers(0, 2),
+        value=st.sampled_from([b"", b"x"]),
+    ),
+    max_size=300,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(many, many, many)
+def test_large_stores_that_differ_find_out_where(a: list[Fact], b: list[Fact], c: list[Fact]) -> None:
+    mine, yours = store_of(a, b), store_of(a, c)
+    both = store_of(a, b, c).facts()
+    said = exchange(mine, yours)
+    assert mine.facts() == yours.facts() == both
+    assert len(said) <= 6
+
+
+@given(many, st.randoms(use_true_random=False))
+def test_a_tree_is_a_function_of_its_facts(facts: list[Fact], rng: random.Random) -> None:
+    """However they came, and whatever was there in between."""
+    held = {fact.key: Held.of(fact) for fact in facts}
+    tree: Node | None = None
+    for fact in rng.sample(facts, len(facts)):
+        tree = put(tree, Held.of(fact))
+    for entry in held.values():
+        tree = put(tree, entry)
+    gone = [entry for entry in held.values() if rng.random() < 0.7]
+    for entry in gone:
+        tree = without(tree, entry)
+    left = build(entry for entry in held.values() if entry not in gone)
+    assert digest_of(tree) == digest_of(left)
+    assert shape(tree) == shape(left)
+    for prefix in ("", "a", "3", "3f"):
+        there = [entry for entry in held.values() if entry not in gone and entry.place.startswith(prefix)]
+        assert digest_of(under(tree, prefix)) == digest_of(build(there, len(prefix)))
+
+
+def shape(node: Node | None) -> object:
+    if node is None:
+        return None
+    assert not node.branches or node.count > LEAF_FACTS
+    return node.held, [shape(branch) for branch in node.branches]
+
+
+def full(size: int, *more: Fact) -> GossipStore:
+    return store_of([Fact("view", f"peer{i}", 1, b"x" * 100) for i in range(size)], more)
+
+
+@pytest.mark.parametrize("size", [0, 10, 1_000, 5_000])
+def test_a_digest_does_not_grow_with_the_store(size: int) -> None:
+    one = full(size)
+    assert exchange(one, full(size)) == [one.digest()]
+    assert len(one.digest().nodes) == len(LIMITS)
+    news = Fact("view", "peer0", 2, b"news")
+    said = exchange(full(size), full(size, news))
+    assert sum(len(digest.nodes) for digest in said) <= len(LIMITS) + 16 * 4
+    assert sum(len(lines) for digest in said for _, lines in digest.held) <= LEAF_FACTS
+
+
+def test_one_exchange_is_bounded_and_the_next_ones_go_on() -> None:
+    """Two halves that knew nothing of each other."""
+    mine = store_of([Fact("view", f"mine{i}", 1, b"") for i in range(1000)])
+    yours = store_of([Fact("view", f"yours{i}", 1, b"") for i in range(1000)])
+    exchanges = 0
+    while len(mine) < 2000 or len(yours) < 2000:
+        said = exchange(mine, yours, max_bytes=4000)
+        assert all(len(str(digest)) < 5 * 4000 for digest in said)
+        exchanges += 1
+        assert exchanges < 100
+    assert exchanges > 1
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        Digest(
+            nodes=(("view", b"x"), ("view/g", b"x"), ("other/", b"x"), ("view/" + "0" * 65, b"x"), ("", b"x"))
+        ),
+        Digest(held=(("view", ()), ("/", ()), ("other/3", (("other/3", "a", 1, b""),)))),
+        Digest(wanted=(("view", "stranger"), ("other", "a"))),
+    ],
+)
+def test_what_no_store_would_say_is_passed_over(digest: Digest) -> None:
+    assert full(100).answer(digest, 1 << 16) == (Digest(), ())
+
+
+def test_a_place_that_is_asked_for_often_is_told_once() -> None:
+    store = full(1_000)
+    digest = Digest(nodes=(("view/", b""), ("view/", b"x"), ("view/", b"")), wanted=(("view", "peer1"),) * 9)
+    _, facts = store.answer(digest, 1 << 16)
+    assert len(facts) == 1_000
 
 
 def test_the_newest_facts_of_an_owner_stay() -> None:
@@ -106,7 +213,8 @@ def test_what_is_forgotten_stays_away_if_keep_refuses_it() -> None:
     assert store.prune() == 3
     assert [fact.topic for fact in store.facts()] == ["commit/3", "commit/4"]
     assert not any(store.merge(fact) for fact in said)
-    assert store.compare(tuple((*fact.key, fact.version) for fact in said)) == ((), False)
+    lines = tuple((*fact.key, fact.version, Held.of(fact).mark) for fact in said)
+    assert store.answer(Digest(held=(("commit/", lines),)), 1 << 16) == (Digest(), ())
     assert store.forget(lambda fact: fact.version == 4) == 1
     assert len(store) == 1
 
@@ -161,8 +269,8 @@ class Swarm:
         def push(to: str, some: tuple[Fact, ...]) -> None:
             later(to, lambda peer: peer.on_push(name, some))
 
-        def ask(to: str, known: Known, reply: bool) -> None:
-            later(to, lambda peer: peer.on_digest(name, known, reply))
+        def ask(to: str, digest: Digest) -> None:
+            later(to, lambda peer: peer.on_digest(name, digest))
 
         return Gossip(
             name,
@@ -263,14 +371,14 @@ def test_who_is_asked_asks_back_for_what_it_lacks() -> None:
     swarm.clock.run_for(1.0)
     swarm.side["n001"] = 0
     # One exchange that n000 begins brings each the other's.
-    swarm.peers["n001"].on_digest("n000", swarm.peers["n000"].store.known(), True)
+    swarm.peers["n001"].on_digest("n000", swarm.peers["n000"].store.digest())
     swarm.clock.run_for(1.0)
     assert swarm.knowing(mine) == swarm.knowing(yours) == 2
-    # And there it ends: an answer is not answered.
+    # And there it ends: who is told the same again says nothing.
     sent = swarm.messages
-    swarm.peers["n001"].on_digest("n000", (("view", "n000", mine.version + 1),), False)
+    swarm.peers["n001"].on_digest("n000", swarm.peers["n000"].store.digest())
     swarm.clock.run_for(1.0)
-    assert swarm.messages == sent + 1
+    assert swarm.messages == sent
 
 
 def test_a_fact_dies_when_all_know() -> None:
@@ -402,7 +510,7 @@ def test_pushes_and_answers_are_of_bounded_size() -> None:
     assert all(len(some) <= 10 for some in sent)
     assert all(len(some) == 1 or sum(len(fact.value) for fact in some) <= 5000 for some in sent)
     sent.clear()
-    peer.on_digest("n001", (), reply=True)
+    peer.on_digest("n001", Digest(nodes=(("big/", b""),)))
     assert 0 < sum(len(fact.value) + 100 for some in sent for fact in some) <= 20_000
 
 

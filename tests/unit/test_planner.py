@@ -10,7 +10,7 @@ import pytest
 
 from peer.planner import RATE_BYTES_PER_S, REVIEW_S, SOON_S, Planner
 from peer.rates import Rates
-from scheduler.gossip import Fact
+from scheduler.hashtree import Fact
 from scheduler.plan import Plan
 from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact
 from swarm.messages import Hop

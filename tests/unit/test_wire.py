@@ -84,7 +84,15 @@ some_messages = st.one_of(
     st.builds(m.GossipPush, entries=st.lists(entries, max_size=3).map(tuple), tensor=st.none()),
     st.builds(
         m.GossipDigest,
-        known=st.lists(st.tuples(names, names, counts), max_size=3).map(tuple),
+        nodes=st.lists(st.tuples(names, st.binary(max_size=16)), max_size=3).map(tuple),
+        held=st.lists(
+            st.tuples(
+                names,
+                st.lists(st.tuples(names, names, counts, st.binary(max_size=16)), max_size=3).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
+        wanted=st.lists(st.tuples(names, names), max_size=3).map(tuple),
         tensor=st.none(),
     ),
     st.builds(m.Propose, step=steps, ballot=st.tuples(counts, names), close=closes, tensor=st.none()),
