@@ -49,6 +49,12 @@ class GossipStore:
         self._keep = keep
         self._roots: dict[str, Node | None] = dict.fromkeys(sorted(limits))
 
+    def copy(self) -> GossipStore:
+        """Another store with the same facts; the two share the memory of what stays the same in both."""
+        made = GossipStore(self._limits, self._keep)
+        made._roots = dict(self._roots)
+        return made
+
     def __len__(self) -> int:
         return sum(root.count for root in self._roots.values() if root is not None)
 
