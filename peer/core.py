@@ -153,7 +153,7 @@ class Core:
         self.newcomers = Newcomers(context)
         self.gossip = Gossip(
             context.me,
-            GossipStore(TOPICS),
+            GossipStore(TOPICS, keep=self._listens_to),
             context=options.run_id.encode(),
             base_version=options.incarnation << 32,
             call_later=clock.call_later,
@@ -283,6 +283,7 @@ class Core:
         context.active = context.running = True
         self.closing.begin()
         self.newcomers.prune()
+        self.gossip.store.prune()
         waiting: dict[PeerId, int | None] = dict.fromkeys(self.newcomers.known())
         self.liveness.watch(waiting | {m.peer: m.incarnation for m in members})
         if step >= context.rules.total_steps:
@@ -727,6 +728,11 @@ class Core:
     def _compute_failed(self, error: Exception) -> None:
         self.context.events.emit("compute_failed", reason=f"{type(error).__name__}: {error}")
         self._failed(error)
+
+    def _listens_to(self, fact: Fact) -> bool:
+        """Strangers could fill the store: anybody can sign as anybody new. A newcomer knows no members."""
+        context = self.context
+        return not context.active or fact.owner in context.lives or fact.owner in self.newcomers.known()
 
     def _fact(self, fact: Fact) -> None:
         if fact.topic in (DONE_TOPIC, WITNESS_TOPIC):

@@ -25,6 +25,17 @@ REVIEW_S = 10.0
 """Between two looks at whether measured speeds allow a better plan."""
 NOMINAL_S = 0.01
 """What a task is taken to need before one was measured."""
+CHANGED = 0.1
+"""By which share a figure of our own must differ from what we told of it to be told anew."""
+NOISE_S = 0.002
+"""Latencies differ by so much from one heartbeat to the next."""
+TOLD_LINKS = 128
+"""The nearest; the views of a large swarm are most of what its peers hold of each other."""
+VIEWS_BYTES_PER_S = 20_000
+"""What a peer sends and receives for changed links, all members' together: the more members, the less often
+each tells of them."""
+COPIES = 5
+"""Of each fact that a peer sends or receives, measured (benchmarks/gossip.py)."""
 RATE_BYTES_PER_S = 1e9
 """What a link is taken to carry before any was measured, and our line, which is not."""
 
@@ -41,6 +52,7 @@ class Planner:
         self._seed = seed
         self._iterations = iterations
         self._views: dict[PeerId, PeerView] = {}
+        self._links_told_s = float("-inf")
         self._instance: Instance | None = None
         self._looked = False
         """Is ``_instance`` the problem as it stood at the last review? Only who asks pays for it."""
@@ -84,6 +96,10 @@ class Planner:
         except SchedulerError as error:
             context.strike(fact.owner, str(error))
 
+    def _known(self, peer: PeerId) -> bool:
+        """Does the gossip still hold what the peer said?"""
+        return self._gossip is None or self._gossip.store.get(VIEW_TOPIC, peer) is not None
+
     def view_of(self, peer: PeerId) -> PeerView | None:
         return self._views.get(peer)
 
@@ -109,7 +125,7 @@ class Planner:
         if self._closed:
             return
         self._context.clock.call_later(REVIEW_S, self._tick)
-        self.tell()
+        self._tell_changes()
         self.review(improve=True)
 
     def tell(self) -> None:
@@ -118,7 +134,19 @@ class Planner:
             return
         view = self._own_view()
         self._views[view.peer] = view
+        self._links_told_s = self._context.clock.now()
         self._gossip.publish(VIEW_TOPIC, view.to_bytes())
+
+    def _tell_changes(self) -> None:
+        """Gossip our own view if it says anything new. Links are many and change often, so they wait for
+        their turn, and what they say of little changes goes with the next."""
+        told, view = self._views.get(self._context.me), self._own_view()
+        if told is None or changed(told, view):
+            self.tell()
+        elif links_changed(told, view):
+            size = COPIES * len(self._context.members) * len(view.to_bytes())
+            if self._context.clock.now() - self._links_told_s >= size / VIEWS_BYTES_PER_S:
+                self.tell()
 
     def _own_view(self) -> PeerView:
         context = self._context
@@ -128,6 +156,7 @@ class Planner:
             round_trip_s = context.liveness.round_trip_s(peer)
             if round_trip_s is not None:
                 links[peer] = (round_trip_s / 2, self._rates.bytes_per_s(peer) or RATE_BYTES_PER_S)
+        nearest = sorted(links, key=lambda peer: (links[peer], peer))[:TOLD_LINKS]
         return PeerView(
             peer=context.me,
             incarnation=context.incarnation,
@@ -141,7 +170,7 @@ class Planner:
             memory_slots=context.rules.memory_slots,
             up_bytes_per_s=RATE_BYTES_PER_S,
             down_bytes_per_s=RATE_BYTES_PER_S,
-            links=links,
+            links={peer: links[peer] for peer in nearest},
         )
 
     def _needed_s(self, kind: TaskKind, field: str) -> float:
@@ -187,6 +216,7 @@ class Planner:
         that may ``improve`` it, searches from the plan that it holds."""
         context = self._context
         self._looked = False
+        self._views = {peer: view for peer, view in self._views.items() if self._known(peer)}
         if context.stage != 0 or not context.active:
             return
         instance = self._problem()
@@ -314,3 +344,24 @@ class Planner:
             spec.peer: (self._planned[spec.peer] + self._given[spec.peer]) * spec.work_s
             for spec in instance.peers
         }
+
+
+def _differ(told: float, now: float, noise: float = 0.0) -> bool:
+    return abs(told - now) > max(noise, CHANGED * max(told, now))
+
+
+def changed(told: PeerView, now: PeerView) -> bool:
+    """Does a peer say something new of itself, its links left aside?"""
+    plain = ("incarnation", "stage", "state", "memory_slots")
+    times = ("forward_s", "backward_s", "weight_s", "loss_s")
+    return any(getattr(told, name) != getattr(now, name) for name in plain) or any(
+        _differ(getattr(told, name), getattr(now, name)) for name in times
+    )
+
+
+def links_changed(told: PeerView, now: PeerView) -> bool:
+    """Does it say something new of its links?"""
+    if told.links.keys() != now.links.keys():
+        return True
+    pairs = [(told.links[peer], now.links[peer]) for peer in now.links]
+    return any(_differ(a[0], b[0], NOISE_S) or _differ(a[1], b[1]) for a, b in pairs)

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from peer.planner import RATE_BYTES_PER_S, REVIEW_S, SOON_S, Planner
+from peer.planner import (
+    COPIES,
+    RATE_BYTES_PER_S,
+    REVIEW_S,
+    SOON_S,
+    TOLD_LINKS,
+    VIEWS_BYTES_PER_S,
+    Planner,
+)
 from peer.rates import Rates
 from scheduler.hashtree import Fact
 from scheduler.plan import Plan
@@ -25,16 +33,23 @@ class Planning(Desk):
     def __init__(self, me: str = "s0r0", replicas: tuple[int, ...] = (2, 2, 2), path_length: int = 3) -> None:
         super().__init__(me, replicas, each=EACH, path_length=path_length)
         self.published: list[tuple[str, bytes]] = []
+        self.heard: set[str] = set()
         vars(self.context.liveness).update(linked=list, round_trip_s=lambda peer: None)
         self.rates = Rates(self.clock, lambda peer: 0.1)
         self.planner = Planner(self.context, rates=self.rates, activation_bytes=1000, seed=0, iterations=8)
 
     def start(self) -> None:
         """Gossip from now on, as a daemon does."""
-        told: Any = SimpleNamespace(publish=lambda topic, value: self.published.append((topic, value)))
+        told: Any = SimpleNamespace(
+            publish=lambda topic, value: self.published.append((topic, value)),
+            store=SimpleNamespace(
+                get=lambda topic, owner: owner in self.heard or owner == self.context.me or None
+            ),
+        )
         self.planner.start(told)
 
     def hear(self, topic: str, owner: str, value: bytes) -> None:
+        self.heard.add(owner)
         self.planner.on_fact(Fact(topic, owner, 1, value))
 
     def view(self, peer: str, **fields: Any) -> PeerView:
@@ -242,11 +257,42 @@ def test_every_peer_tells_its_view_and_only_an_origin_plans() -> None:
         assert [PeerView.from_bytes(value, me).stage for value in desk.told(VIEW_TOPIC)] == [int(me[1])]
         plans = [PlanFact.from_bytes(value, me).plan for value in desk.told(PLAN_TOPIC)]
         assert len(plans) == (me == "s0r0")
-        desk.clock.run_for(2.5 * REVIEW_S)
-        assert len(desk.told(VIEW_TOPIC)) == 3
-        desk.planner.close()
-        desk.clock.run_for(2 * REVIEW_S)
-        assert len(desk.told(VIEW_TOPIC)) == 3
+
+
+def test_a_view_is_told_again_when_it_says_something_new() -> None:
+    desk = Planning()
+    links = {"s1r0": 0.1, "s1r1": 0.1}
+    vars(desk.context.liveness).update(linked=lambda: sorted(links), round_trip_s=links.get)
+    desk.start()
+    for change, told in (
+        (lambda: None, 1),
+        (lambda: links.update(s1r0=0.103), 1),  # noise
+        (lambda: links.update(s1r0=0.3), 2),
+        (lambda: links.update(s1r2=0.1), 3),
+        (lambda: setattr(desk.context, "leaving", True), 4),
+        (desk.planner.close, 4),
+        (lambda: setattr(desk.context, "leaving", False), 4),
+    ):
+        change()
+        desk.clock.run_for(1.1 * REVIEW_S)
+        assert len(desk.told(VIEW_TOPIC)) == told
+
+
+def test_the_more_members_the_less_often_links_are_told() -> None:
+    links = {f"s1r{number}": 0.1 for number in range(300)}
+    desk = Planning(replicas=(2, 300, 2))
+    vars(desk.context.liveness).update(linked=lambda: sorted(links), round_trip_s=links.get)
+    desk.start()
+    for n in range(60):
+        links["s1r0"] = 0.01 + 0.001 * 2 ** (n % 6)  # another in each review
+        desk.clock.run_for(REVIEW_S)
+    views = desk.told(VIEW_TOPIC)
+    sent_bytes = COPIES * len(desk.context.members) * sum(map(len, views[1:]))
+    assert len(views) > 1
+    assert sent_bytes / (60 * REVIEW_S) <= VIEWS_BYTES_PER_S
+    nearest = PeerView.from_bytes(views[-1], "s0r0").links
+    assert len(nearest) == TOLD_LINKS
+    assert "s1r0" in nearest
 
 
 def test_losses_that_come_together_are_planned_for_once(desk: Planning) -> None:
