@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from swarm.data.corpus import shipped_corpora
 from swarm.errors import UserError
-from swarm.identity import Identity
+from swarm.identity import KEY_BYTES, Identity
 from swarm.manifest import Manifest, ManifestError, SignedManifest, load_toml
 from swarm.records import Genesis, RecordError
 
@@ -87,6 +87,11 @@ def _checked(toml: Path, table: dict[str, object]) -> Manifest:
 def signed_path_of(path: Path) -> Path:
     """Where the signed manifest of a TOML file lies; a path that ends in ``.signed`` is one itself."""
     return path if path.suffix == ".signed" else path.with_suffix(".signed")
+
+
+def load_unsigned(path: Path) -> Manifest:
+    """The manifest that the TOML at ``path`` would be, whoever signs it. Raises ``UserError``."""
+    return _checked(path, {"researcher": "00" * KEY_BYTES, **_table(path)})
 
 
 def load_signed(path: Path) -> SignedManifest:
