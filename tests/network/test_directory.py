@@ -124,7 +124,7 @@ def test_eight_nodes_read_the_latest() -> None:
             await nodes[0].publish_manifest(SIGNED)
             await asyncio.gather(*(node.announce(record(node, stage=n % 4)) for n, node in enumerate(nodes)))
             for reader in (nodes[0], nodes[7]):
-                # Eight stores at once: a call that a busy machine lost leaves its node out of searches for 5 s.
+                # Eight stores at once: a call that a busy machine lost leaves its node unasked for 5 s.
                 peers = await reader.peers()
                 while {peer.peer for peer in peers} != {node._identity.peer_id for node in nodes}:
                     peers = await reader.peers()
