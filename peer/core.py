@@ -28,6 +28,7 @@ from peer.mover import Mover
 from peer.neighbour import LivenessLimits
 from peer.newcomers import Newcomers
 from peer.origin import Origin
+from peer.paces import Paces
 from peer.planner import Planner
 from peer.rates import Rates
 from peer.restore import NO_DISK, Disk, Recalled
@@ -131,9 +132,11 @@ class Core:
         context.strike = self.standings.strike
         self.rates = Rates(clock, self.liveness.round_trip_s)
         """Fed by a transport that measures; without one the planner takes all links for fast."""
+        self.paces = Paces(clock)
         self.planner = Planner(
             context,
             rates=self.rates,
+            paces=self.paces,
             activation_bytes=options.activation_bytes,
             seed=options.seed,
             iterations=options.plan_iterations,
@@ -145,6 +148,7 @@ class Core:
             on_home=self._home,
             on_late=self._late,
             on_full=lambda: self.wanted.ask(),
+            on_pace=self.paces.add,
         )
         self.origin = Origin(
             context, self.router, batches, on_done=self._origin_done, on_more=self._origin_has_more
@@ -398,6 +402,7 @@ class Core:
             m.Forward: self.router.on_forward,
             m.Backward: self.router.on_backward,
             m.Accept: plain(lambda sender, message: None),
+            m.Arrived: plain(self.router.on_arrived),
             m.Refuse: plain(self.router.on_refuse),
             m.Restart: plain(self.origin.on_restart),
             m.TakenOver: plain(self.origin.on_taken_over),

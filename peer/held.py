@@ -53,6 +53,8 @@ class Held:
     retry: Timer | None = None
     asked_s: float = float("-inf")
     """When it was last asked whether this is still wanted (``wanted.py``)."""
+    sent_s: float | None = None
+    """When the output was sent to the next hop, until that hop's own was seen to arrive."""
     summing: bool = False
     loss_inputs: tuple[Any, Any] | None = None
     """At the origin: the last hop's output and the labels, to build the head's gradient anew."""

@@ -6,8 +6,10 @@ import statistics
 from collections import Counter
 
 from peer.context import Context
+from peer.paces import Paces
 from peer.rates import Rates
 from peer.worker import TaskKind
+from scheduler.belief import Doubt, believed, witnessed
 from scheduler.errors import SchedulerError
 from scheduler.gossip import Gossip
 from scheduler.hashtree import Fact
@@ -27,6 +29,8 @@ NOMINAL_S = 0.01
 """What a task is taken to need before one was measured."""
 CHANGED = 0.1
 """By which share a figure of our own must differ from what we told of it to be told anew."""
+SEEN_CHANGED = 0.5
+"""The same for what we saw others need: it holds their queues, too."""
 NOISE_S = 0.002
 """Latencies differ by so much from one heartbeat to the next."""
 TOLD_LINKS = 128
@@ -44,16 +48,25 @@ class Planner:
     """Keeps the plan for the agreed membership; ``path`` and ``replacement`` answer from it at once."""
 
     def __init__(
-        self, context: Context, *, rates: Rates, activation_bytes: int, seed: int, iterations: int
+        self,
+        context: Context,
+        *,
+        rates: Rates,
+        paces: Paces,
+        activation_bytes: int,
+        seed: int,
+        iterations: int,
     ) -> None:
         self._context = context
         self._rates = rates
+        self._paces = paces
         self._activation_bytes = activation_bytes
         self._seed = seed
         self._iterations = iterations
         self._views: dict[PeerId, PeerView] = {}
         self._links_told_s = float("-inf")
         self._instance: Instance | None = None
+        self._doubted: dict[PeerId, Doubt] = {}
         self._looked = False
         """Is ``_instance`` the problem as it stood at the last review? Only who asks pays for it."""
         self._plan: Plan | None = None
@@ -156,6 +169,7 @@ class Planner:
             round_trip_s = context.liveness.round_trip_s(peer)
             if round_trip_s is not None:
                 links[peer] = (round_trip_s / 2, self._rates.bytes_per_s(peer) or RATE_BYTES_PER_S)
+        seen_s = {peer: max(1e-6, took_s) for peer, took_s in self._paces.seen_s().items()}
         nearest = sorted(links, key=lambda peer: (links[peer], peer))[:TOLD_LINKS]
         return PeerView(
             peer=context.me,
@@ -171,6 +185,7 @@ class Planner:
             up_bytes_per_s=RATE_BYTES_PER_S,
             down_bytes_per_s=RATE_BYTES_PER_S,
             links={peer: links[peer] for peer in nearest},
+            seen=dict(sorted(seen_s.items(), key=lambda item: (-item[1], item[0]))[:TOLD_LINKS]),
         )
 
     def _needed_s(self, kind: TaskKind, field: str) -> float:
@@ -258,7 +273,7 @@ class Planner:
         others = len({stage for stage in living.values() if stage})
         mean = sum(drawn.values()) * (rules.path_length - 1) / max(1, others)
         try:
-            return Instance.from_view(
+            claimed = Instance.from_view(
                 self._views.values(),
                 stages=rules.stages,
                 path_length=rules.path_length,
@@ -270,6 +285,15 @@ class Planner:
         except SchedulerError as error:
             context.events.emit("no_plan", reason=str(error))
             return None
+        views = [view for peer, view in self._views.items() if peer in living]
+        instance, doubts = believed(claimed, self._plan, witnessed(views, self._paces.seen_s(), context.me))
+        for doubt in doubts:
+            if doubt.peer not in self._doubted:
+                context.events.emit(
+                    "doubted", other=doubt.peer, claimed_s=doubt.claimed_s, seen_s=doubt.seen_s
+                )
+        self._doubted = {doubt.peer: doubt for doubt in doubts}
+        return instance
 
     # -- paths ---------------------------------------------------------------------------------------------
 
@@ -346,8 +370,8 @@ class Planner:
         }
 
 
-def _differ(told: float, now: float, noise: float = 0.0) -> bool:
-    return abs(told - now) > max(noise, CHANGED * max(told, now))
+def _differ(told: float, now: float, noise: float = 0.0, share: float = CHANGED) -> bool:
+    return abs(told - now) > max(noise, share * max(told, now))
 
 
 def changed(told: PeerView, now: PeerView) -> bool:
@@ -360,8 +384,10 @@ def changed(told: PeerView, now: PeerView) -> bool:
 
 
 def links_changed(told: PeerView, now: PeerView) -> bool:
-    """Does it say something new of its links?"""
-    if told.links.keys() != now.links.keys():
+    """Does it say something new of its links, or of what it saw others need?"""
+    if told.links.keys() != now.links.keys() or told.seen.keys() != now.seen.keys():
+        return True
+    if any(_differ(told.seen[peer], now.seen[peer], NOISE_S, SEEN_CHANGED) for peer in now.seen):
         return True
     pairs = [(told.links[peer], now.links[peer]) for peer in now.links]
     return any(_differ(a[0], b[0], NOISE_S) or _differ(a[1], b[1]) for a, b in pairs)

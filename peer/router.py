@@ -7,6 +7,7 @@ still has its gradient, answers the replacement at once. docs/design.md, "When a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from peer.sums import Sums
 from peer.worker import TaskKind
 from swarm.messages import (
     Accept,
+    Arrived,
     Backward,
     Commit,
     Forward,
@@ -33,6 +35,9 @@ BUSY_RETRY_S = 0.05
 STRANDED_S = 0.5
 """When the first are back that were lost with most others, the rest are given so long to be back as well."""
 
+WITNESSED = 4
+"""Of so many outputs from one peer the hop before it hears of one: enough to know its pace."""
+
 MAX_EARLY_EVALUATIONS = 64
 """Validation microbatches that came before this peer was at their step."""
 
@@ -48,8 +53,11 @@ class Router:
         on_home: Callable[[Held], None],
         on_late: Callable[[PeerId], None],
         on_full: Callable[[], None],
+        on_pace: Callable[[PeerId, float], None] = lambda peer, took_s: None,
     ) -> None:
         self._context = context
+        self._on_pace = on_pace
+        self._witnessed: Counter[PeerId] = Counter()
         self._on_loss = on_loss
         self._on_home = on_home
         self._on_late = on_late
@@ -74,6 +82,7 @@ class Router:
             return
         if message.hop == len(message.path):
             if message.origin == context.me:
+                self._witness(sender, message)
                 self._on_loss(message, inputs)
             return
         here = message.path[message.hop]
@@ -99,9 +108,34 @@ class Router:
             held.taken_over = context.drawn_by(message.step, message.index) not in (None, message.origin)
             self.held[held.key] = held
             self._reply(sender, Accept, message)
+            self._witness(sender, message)
             self._compute_forward(held)
             if not held.submitted:
                 context.events.emit("received", **held.fields(), other=sender)
+
+    def _witness(self, sender: PeerId, message: Forward) -> None:
+        """Let the hop before ``sender`` know when the output came, now and then."""
+        if message.evaluate or message.hop < 2:
+            return
+        self._witnessed[sender] += 1
+        if self._witnessed[sender] % WITNESSED == 0:
+            step, index, attempt = message.key
+            before = message.path[message.hop - 2].peer
+            arrived = Arrived(step=step, index=index, attempt=attempt, peer=sender)
+            if before == self._context.me:
+                self.on_arrived(before, arrived)
+            else:
+                self._context.transport.send(before, arrived)
+
+    def on_arrived(self, sender: PeerId, message: Arrived) -> None:
+        """The next hop's output is at the hop after it, as far as we know which that is."""
+        held = self.held.get(message.key)
+        if held is None or held.sent_s is None or held.next_hop != message.peer:
+            return
+        after = held.path[held.hop + 2].peer if held.hop + 2 < len(held.path) else held.origin
+        if sender == after:
+            self._on_pace(message.peer, self._context.clock.now() - held.sent_s)
+            held.sent_s = None
 
     def _meet_again(self, held: Held, message: Forward, inputs: Any) -> None:
         """A rerouting before us brings a microbatch that we already hold."""
@@ -183,6 +217,7 @@ class Router:
             revision=held.revision,
             tensor=self._context.rules.activation,
         )
+        held.sent_s = self._context.clock.now()
         self._context.transport.send(held.next_hop, message, held.output)
 
     def _reachable(self, held: Held, peer: PeerId) -> bool:

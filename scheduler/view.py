@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgpack
@@ -42,6 +41,8 @@ class PeerView(Frozen):
         default_factory=dict
     )
     """Other peer -> (one-way latency in s, rate towards it in bytes/s); a rate of 0: cannot be reached."""
+    seen: Annotated[dict[PeerName, Busy], Field(max_length=MAX_LINKS)] = Field(default_factory=dict)
+    """Other peer -> the least s of late from our sending to the arrival of its output at the hop after it."""
 
     def to_bytes(self) -> bytes:
         packed: bytes = msgpack.packb(self.model_dump())
@@ -108,14 +109,3 @@ def rank(plan: Plan, instance: Instance) -> Rank:
     dead = sum(peer not in instance.index for path in plan.paths for peer in path)
     makespan_s = makespan(instance, plan.paths) if fault is None else float("inf")
     return fault is not None, dead, makespan_s, plan.digest()
-
-
-def best(plans: Iterable[Plan], instance: Instance) -> Plan | None:
-    """The plan that stands, of all that one knows; None if there are none."""
-    return min(plans, key=lambda plan: rank(plan, instance), default=None)
-
-
-def better(plan_a: Plan, plan_b: Plan, instance: Instance) -> Plan:
-    """Which of two plans stands: the one that covers the living peers, then the faster, then the lesser
-    hash."""
-    return plan_a if rank(plan_a, instance) <= rank(plan_b, instance) else plan_b

@@ -125,6 +125,13 @@ class Accept(MicrobatchMessage):
     hop: Count
 
 
+class Arrived(MicrobatchMessage):
+    """To the hop before ``peer``, from the hop after it: ``peer``'s output is here. Said of some."""
+
+    kind = "arrived"
+    peer: PeerName
+
+
 class Refuse(MicrobatchMessage):
     """The answer to a FORWARD that will not be computed."""
 

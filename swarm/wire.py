@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from swarm.messages import Message, TensorSpec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = b"sw"
 MAX_HEADER_BYTES = 1 << 20
 MAX_PARTS = 64

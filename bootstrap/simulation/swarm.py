@@ -103,8 +103,9 @@ class SimPeer:
         transport = TappedTransport(swarm, swarm.network.transport(name))
         clock = swarm.network.clock_of(name)
         self.events = ListEvents(swarm.clock)
-        pace = swarm.pace[stage] if isinstance(swarm.pace, tuple) else swarm.pace
-        self.executor = SimExecutor(clock, lambda kind: pace * DURATIONS_S[kind])
+        self.pace = swarm.pace[stage] if isinstance(swarm.pace, tuple) else swarm.pace
+        """May be changed at any time."""
+        self.executor = SimExecutor(clock, lambda kind: self.pace * DURATIONS_S[kind])
         self.failures: list[Exception] = []
         self.dead = False
         self.core = Core(

@@ -63,6 +63,15 @@ class Pardoned(Event):
     other: Peer
 
 
+class Doubted(Event):
+    """A peer claims to need ``claimed_s`` for a forward, and others see it need more: it is planned with
+    ``seen_s``."""
+
+    other: Peer
+    claimed_s: Time
+    seen_s: Time
+
+
 class Founded(Event):
     """This peer is one of those who begin an epoch."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from peer.paces import Paces
 from peer.planner import (
     COPIES,
     RATE_BYTES_PER_S,
@@ -36,7 +37,10 @@ class Planning(Desk):
         self.heard: set[str] = set()
         vars(self.context.liveness).update(linked=list, round_trip_s=lambda peer: None)
         self.rates = Rates(self.clock, lambda peer: 0.1)
-        self.planner = Planner(self.context, rates=self.rates, activation_bytes=1000, seed=0, iterations=8)
+        self.paces = Paces(self.clock)
+        self.planner = Planner(
+            self.context, rates=self.rates, paces=self.paces, activation_bytes=1000, seed=0, iterations=8
+        )
 
     def start(self) -> None:
         """Gossip from now on, as a daemon does."""

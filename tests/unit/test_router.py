@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from peer.held import outdated
-from peer.router import BUSY_RETRY_S, Router
-from swarm.messages import Accept, Backward, Commit, Forward, Hop, Message, Refuse, Release, Restart
+from peer.router import BUSY_RETRY_S, WITNESSED, Router
+from swarm.messages import Accept, Arrived, Backward, Commit, Forward, Hop, Message, Refuse, Release, Restart
 from tests.unit.desk import Desk, activation, hops
 
 PATH = hops("s0r0", "s1r0", "s2r0", "s3r0")
@@ -18,17 +18,20 @@ KEY = {"step": 0, "index": 2, "attempt": 0}
 class Hop1(Desk):
     """``s1r0``, between the origin ``s0r0`` and stage 2."""
 
-    def __init__(self, replicas: tuple[int, ...] = (2, 2, 2, 2), **options: Any) -> None:
-        super().__init__("s1r0", replicas, **options)
+    def __init__(self, replicas: tuple[int, ...] = (2, 2, 2, 2), *, me: str = "s1r0", **options: Any) -> None:
+        super().__init__(me, replicas, **options)
         self.late: list[str] = []
         self.full: list[int] = []
         """How much it held each time that it had no room."""
+        self.paces: list[tuple[str, float]] = []
+        """How long which peer was seen to take."""
         self.router = Router(
             self.context,
             on_loss=lambda message, output: None,
             on_home=lambda held: None,
             on_late=self.late.append,
             on_full=lambda: self.full.append(len(self.router.held)),
+            on_pace=lambda peer, took_s: self.paces.append((peer, took_s)),
         )
 
     def forward(self, sender: str = "s0r0", *, tensor: Any = None, **fields: Any) -> None:
@@ -464,3 +467,43 @@ def test_every_message_here_is_one_that_the_wire_takes(hop: Hop1) -> None:
     hop.compute()
     for _, message, _ in hop.sent:
         assert Message.registry[message.kind].model_validate(message.model_dump()) == message
+
+
+# -- how fast the others are -------------------------------------------------------------------------------
+
+
+def test_the_hop_before_the_sender_hears_of_some_arrivals() -> None:
+    hop = Hop1(me="s2r0", slots=2 * WITNESSED)
+    for index in range(2 * WITNESSED):
+        hop.forward("s1r0", hop=2, index=index)
+    told = hop.take(Arrived)
+    assert [(to, message.index) for to, message in told] == [
+        ("s0r0", WITNESSED - 1),
+        ("s0r0", 2 * WITNESSED - 1),
+    ]
+    assert {message.peer for _, message in told} == {"s1r0"}
+
+
+def test_the_origin_sends_nobody_word_of_its_own_output(hop: Hop1) -> None:
+    for index in range(WITNESSED):
+        hop.forward(index=index)
+    assert hop.take(Arrived) == []
+
+
+def test_the_time_until_the_next_hops_output_arrived_is_its_pace(hop: Hop1) -> None:
+    hop.forwarded()
+    hop.clock.run_for(0.25)
+    hop.router.on_arrived("s3r0", Arrived(**KEY, peer="s2r0"))
+    assert hop.paces == [("s2r0", pytest.approx(0.25))]
+    hop.router.on_arrived("s3r0", Arrived(**KEY, peer="s2r0"))  # said twice, counted once
+    assert len(hop.paces) == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "peer", "index"),
+    [("s2r0", "s2r0", 2), ("s3r1", "s2r0", 2), ("s3r0", "s2r1", 2), ("s3r0", "s2r0", 3)],
+)
+def test_nobody_but_the_hop_after_says_what_arrived(hop: Hop1, sender: str, peer: str, index: int) -> None:
+    hop.forwarded()
+    hop.router.on_arrived(sender, Arrived(step=0, index=index, attempt=0, peer=peer))
+    assert hop.paces == []
