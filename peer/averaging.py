@@ -4,9 +4,13 @@ Butterfly reduce-scatter and all-gather over a known roster: the owner of a part
 roster's order, divides by the tokens that the step's close gives them, and sends the same bytes to everyone.
 When a peer is gone, whoever has not finished starts again among the rest, in a new roster; a peer that has
 finished answers those it finished without with the average that it applied, so that a peer which was left out
-though it lives follows the others. Nobody applies half a step. Replicas that were cut off from each other in
-the middle of an averaging may still finish it apart; their *lineages* (a chain of the averages that each has
-applied) then differ in the next one, where the lesser party leaves and takes the others' state again.
+though it lives follows the others. Nobody applies half a step, nor before all of its roster told a digest.
+So where all of the rest have told the digest of a larger roster's average, the lost one may have applied it,
+and they apply it too; where one of them has not, nobody can have.
+
+Replicas that were cut off from each other in the middle of an averaging may still finish it apart; their
+*lineages* (a chain of the averages that each has applied) then differ in the next one, where the lesser party
+leaves and takes the others' state again.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from peer.answers import Answers, send_parts
 from peer.context import Context, draw_order
 from peer.ledger import tokens_of
-from peer.rounds import Answer, Finished, Round, largest, lineage_after, roster_of
+from peer.rounds import Answer, Average, Round, largest, lineage_after, roster_of
 from peer.worker import TaskKind
 from swarm.clock import Timer
 from swarm.messages import (
@@ -57,11 +62,12 @@ class Averaging:
         self._lineage = ""
         """Of the parameters that the average is for."""
         self._round: Round | None = None
-        self._finished: Finished | None = None
+        self._held: Average | None = None
+        """The newest average of this step that the backend holds whole, and whose digest this peer told."""
+        self._finished: Average | None = None
         self._starts: dict[PeerId, AverageStart] = {}
         """Others' rosters that we cannot follow yet: of a later step, or of peers that we left out."""
-        self._answers: dict[PeerId, Answer] = {}
-        self._answered: set[PeerId] = set()
+        self._answers = Answers(context)
         self._cut: set[PeerId] = set()
         """Peers whose link to us broke since the averaging began."""
         self._early: dict[tuple[int, str], list[tuple[PeerId, AverageMessage, Any]]] = {}
@@ -95,9 +101,8 @@ class Averaging:
 
     def stop(self) -> None:
         """Give up what is under way."""
-        self._round = None
+        self._round = self._held = None
         self._answers.clear()
-        self._answered.clear()
         self._cut.clear()
         if self._poke is not None:
             self._poke.cancel()
@@ -113,11 +118,12 @@ class Averaging:
         context = self._context
         assert self._close is not None
         step = self._close.step
-        current = Round(roster_of(self._context.epoch, step, members), members)
+        current = Round(roster_of(self._context.epoch, step, members), members, self._held)
         self._round = current
         own = members.index(context.me)
         current.contributions[context.me] = context.backend.gradient_part(own, len(members))
         current.lineages[context.me] = self._lineage
+        current.holds[context.me] = current.held.digest if current.held is not None else ""
         for peer in members:
             if peer != context.me:
                 self._send_part(current, peer)
@@ -138,6 +144,7 @@ class Averaging:
             part=part,
             tokens=tokens_of(close, context.me, context.stage),
             lineage=self._lineage,
+            holds=current.holds[context.me],
             tensor=context.backend.part_spec(part, parts),
         )
         context.transport.send(owner, message, context.backend.gradient_part(part, parts))
@@ -151,7 +158,7 @@ class Averaging:
         if sender not in {*replicas, *self._partners, *self._partners_before}:
             return  # it was voted out, or is not yet known to be in: it shows up again
         current = self._round
-        if message.roster == roster_of(self._context.epoch, message.step, ("answer", sender)):
+        if message.roster == self._answers.roster(message.step, sender):
             self._on_answer(sender, message, tensor)
         elif isinstance(message, AverageStart):
             self._on_start(sender, message)
@@ -188,6 +195,7 @@ class Averaging:
         else:
             current.contributions.setdefault(sender, values)
             current.lineages.setdefault(sender, message.lineage)
+            current.holds.setdefault(sender, message.holds)
             self._combine_if_whole(current)
 
     def _combine_if_whole(self, current: Round) -> None:
@@ -199,6 +207,10 @@ class Averaging:
         if len(set(current.lineages.values())) > 1:
             self._part_ways(current)
             return
+        if current.held_by_all:
+            self._keep(current)
+            return
+        self._held = None
         close = self._close
         part, parts = current.members.index(context.me), len(current.members)
         ordered = [current.contributions[peer] for peer in current.members]
@@ -265,6 +277,7 @@ class Averaging:
             return
         if part in current.parts:
             return
+        self._held = None  # its owner has seen that not all held it
 
         def done(_: None) -> None:
             if self._round is current:
@@ -288,6 +301,7 @@ class Averaging:
         def done(digest: str) -> None:
             if self._round is current:
                 current.digest = digest
+                self._held = Average(step, current.roster, current.members, digest)
                 self._tell_digest(current)
                 self._finish_if_agreed(current)
 
@@ -322,16 +336,19 @@ class Averaging:
         same = largest(current.digests)
         if len(same) < len(current.members):
             context.events.emit("digests_differ", step=self._close.step, digests=current.digests)
+            self._held = None  # nobody has applied it: who stands apart shall have no part in it
             self._start_again(same)
             return
-        message = AverageDone(
-            step=self._close.step, stage=context.stage, roster=current.roster, digest=current.digest
-        )
         for peer in (*current.members, *self._listeners):
             if peer != context.me:
-                context.transport.send(peer, message)
+                self._send_done(peer, current.roster, current.digest)
         current.done_digest = current.digest
         self._finish_if_agreed(current)
+
+    def _send_done(self, to: PeerId, roster: str, digest: str) -> None:
+        assert self._close is not None
+        message = AverageDone(step=self._close.step, stage=self._context.stage, roster=roster, digest=digest)
+        self._context.transport.send(to, message)
 
     def _on_done_message(self, current: Round, sender: PeerId, message: AverageDone) -> None:
         if sender != self._leader(current):
@@ -345,8 +362,8 @@ class Averaging:
             return
         assert self._close is not None
         context, step = self._context, self._close.step
-        self._finished = Finished(step, current.roster, current.members, current.digest)
-        self._round = None
+        self._finished = Average(step, current.roster, current.members, current.digest)
+        self._round = self._held = None
         context.lineage = lineage_after(self._lineage, current.digest)
         context.events.emit(
             "averaged",
@@ -365,19 +382,18 @@ class Averaging:
 
     def on_gone(self, peer: PeerId) -> None:
         """A peer of the round is gone: the survivors average again from what they still hold."""
-        self._answers.pop(peer, None)
+        self._answers.forget(peer)
         self._starts.pop(peer, None)
         current = self._round
-        if current is not None and peer in current.members:
+        if current is not None and peer in current.members and not current.settling:
             self._start_again(tuple(member for member in current.members if member != peer))
 
     def on_back(self, peer: PeerId) -> None:
         """What we had sent may have been lost with the link: send it again."""
         self._cut.add(peer)
-        self._answered.discard(peer)
-        self._answers.pop(peer, None)
+        self._answers.forget(peer)
         current = self._round
-        if current is None or peer not in current.members:
+        if current is None or peer not in current.members or current.settling:
             return
         self._send_part(current, peer)
         if current.result is not None:
@@ -393,7 +409,7 @@ class Averaging:
             return
         self._poke = self._context.clock.call_later(POKE_S, self._poke_one)
         others = [p for p in current.members if p != self._context.me and self._context.liveness.alive(p)]
-        if others:
+        if others and not current.settling:
             self._pokes += 1
             self._send_start(others[self._pokes % len(others)], current)
 
@@ -424,11 +440,14 @@ class Averaging:
         context = self._context
         current, close, finished = self._round, self._close, self._finished
         if close is not None and message.step < close.step:
-            self._send_done(sender, message.step, "")
+            self._answers.refuse(sender, message.step)
         elif finished is not None and finished.step == message.step:
             if message.roster != finished.roster or sender in self._cut:
-                self._answer(sender, message, finished)
-        elif current is None or close is None or message.step != close.step:
+                if message.lineage == self._lineage:
+                    self._answers.give(sender, finished)
+                else:
+                    self._answers.refuse(sender, message.step)
+        elif current is None or close is None or message.step != close.step or current.settling:
             self._starts[sender] = message
         elif sender not in current.members:
             self._starts[sender] = message  # we left it out: it gets our average
@@ -442,79 +461,75 @@ class Averaging:
             elif message.members != current.members:
                 self._send_start(sender, current)
 
-    def _answer(self, sender: PeerId, message: AverageStart, finished: Finished) -> None:
-        """We applied an average without the one that asks: it must apply the same."""
-        context = self._context
-        if sender in self._answered:
-            return
-        self._answered.add(sender)
-        if message.lineage != self._lineage:
-            self._send_done(sender, message.step, "")
-            return
-        roster, parts = (
-            roster_of(self._context.epoch, message.step, ("answer", context.me)),
-            len(finished.members),
-        )
-        start = AverageStart(step=message.step, stage=context.stage, roster=roster, members=finished.members)
-        context.transport.send(sender, start)
-        for part in range(parts):
-            result = AverageResult(
-                step=message.step,
-                stage=context.stage,
-                roster=roster,
-                part=part,
-                parts=parts,
-                tensor=context.backend.part_spec(part, parts),
-            )
-            context.transport.send(sender, result, context.backend.average_part(part, parts))
-        self._send_done(sender, message.step, finished.digest)
-
-    def _send_done(self, to: PeerId, step: int, digest: str) -> None:
-        """The end of an answer; an empty digest says that there is none."""
-        context = self._context
-        roster = roster_of(self._context.epoch, step, ("answer", context.me))
-        context.transport.send(to, AverageDone(step=step, stage=context.stage, roster=roster, digest=digest))
+    # -- an average that is known --------------------------------------------------------------------------
 
     def _on_answer(self, sender: PeerId, message: AverageMessage, tensor: Any) -> None:
-        close = self._close
-        if self._round is None or close is None or message.step != close.step:
+        current, close = self._round, self._close
+        if current is None or close is None or message.step != close.step or current.settling:
             return
-        answer = self._answers.setdefault(sender, Answer())
-        if isinstance(message, AverageStart):
-            answer.members = message.members
-        elif isinstance(message, AverageResult):
-            answer.parts[message.part] = tensor
-        elif isinstance(message, AverageDone):
-            if not message.digest:
-                self._on_stuck("the others have left this peer's step behind")
-                return
-            answer.digest = message.digest
-        if answer.whole:
+        answer = self._answers.hear(
+            sender, message, tensor, lambda: self._on_stuck("the others have left this peer's step behind")
+        )
+        if answer is not None:
             self._take(sender, answer)
 
     def _take(self, sender: PeerId, answer: Answer) -> None:
         """Apply the answer in place of an average of our own."""
-        context, close = self._context, self._close
+        backend, close = self._context.backend, self._close
         assert close is not None
-        taken = Round(roster_of(self._context.epoch, close.step, ("answer", sender)), answer.members)
-        self._round = taken
-        values = [answer.parts.get(part) for part in range(len(answer.members))]
+        taken = Round(self._answers.roster(close.step, sender), answer.members)
+        self._held = None
 
-        def work() -> str:
-            for part, value in enumerate(values):
-                context.backend.set_average(part, len(values), value)
-            return context.backend.average_digest()
-
-        def done(digest: str) -> None:
-            if self._round is taken:
-                taken.digest, taken.done_digest = digest, answer.digest
-                self._finish_if_agreed(taken)
-                if self._round is taken:
-                    refused(ValueError("it does not hash to its digest"))
+        def place() -> None:
+            for part in range(len(answer.members)):
+                backend.set_average(part, len(answer.members), answer.parts[part])
 
         def refused(error: Exception) -> None:
-            context.strike(sender, f"unusable average: {error}")
+            self._context.strike(sender, f"unusable average: {error}")
             if self._round is taken:
                 self._on_stuck("no usable average came from those who finished")
 
-        context.worker.submit(TaskKind.SYNC, (close.step,), work, done, refused)
+        self._settle(taken, answer.digest, place, refused)
+
+    def _keep(self, current: Round) -> None:
+        """All that are left hold the average of a larger roster: apply that, for the lost may have too."""
+        held = current.held
+        assert held is not None
+        kept = Round(current.roster, held.members)
+
+        def refused(error: Exception) -> None:
+            if self._round is kept:
+                self._on_stuck(f"the average that was held is no more: {error}")
+
+        if self._leader(current) == self._context.me:  # the lost may not have come to telling the learners
+            lost = [part for part, owner in enumerate(held.members) if owner not in current.members]
+            for peer in self._listeners:
+                send_parts(self._context, peer, held, held.roster, lost)
+                self._send_done(peer, held.roster, held.digest)
+        self._settle(kept, held.digest, lambda: None, refused)
+
+    def _settle(
+        self,
+        settled: Round,
+        digest: str,
+        place: Callable[[], None],
+        refused: Callable[[Exception], None],
+    ) -> None:
+        """Apply what ``place`` puts into the backend, if it hashes to ``digest``."""
+        backend, close = self._context.backend, self._close
+        assert close is not None
+        settled.settling = True
+        self._round = settled
+
+        def work() -> str:
+            place()
+            return backend.average_digest()
+
+        def done(found: str) -> None:
+            if self._round is settled:
+                settled.digest, settled.done_digest = found, digest
+                self._finish_if_agreed(settled)
+                if self._round is settled:
+                    refused(ValueError("it does not hash to its digest"))
+
+        self._context.worker.submit(TaskKind.SYNC, (close.step,), work, done, refused)

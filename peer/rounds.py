@@ -28,14 +28,28 @@ def largest(parties: dict[PeerId, str]) -> tuple[PeerId, ...]:
     return tuple(sorted(by_word[word]))
 
 
+@dataclass(frozen=True)
+class Average:
+    """A whole average, as long as the backend holds it."""
+
+    step: int
+    roster: str
+    members: tuple[PeerId, ...]
+    digest: str
+
+
 @dataclass
 class Round:
     """Averaging among one roster."""
 
     roster: str
     members: tuple[PeerId, ...]
+    held: Average | None = None
+    """A larger roster's average that this peer held whole when it entered, and had told its digest of."""
     contributions: dict[PeerId, Any] = field(default_factory=dict)
     lineages: dict[PeerId, str] = field(default_factory=dict)
+    holds: dict[PeerId, str] = field(default_factory=dict)
+    """The digest of the average that each held when it entered, empty if none."""
     combining: bool = False
     result: Any = None
     """This peer's part of the average."""
@@ -45,6 +59,13 @@ class Round:
     digest: str | None = None
     digests: dict[PeerId, str] = field(default_factory=dict)
     done_digest: str | None = None
+    settling: bool = False
+    """The average is known and here, and needs nobody any more."""
+
+    @property
+    def held_by_all(self) -> bool:
+        """Did everyone hold the same average? Then somebody outside of the roster may have applied it."""
+        return self.held is not None and set(self.holds.values()) == {self.held.digest}
 
 
 @dataclass
@@ -58,13 +79,3 @@ class Answer:
     @property
     def whole(self) -> bool:
         return bool(self.digest and self.members) and len(self.parts) == len(self.members)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last average that was applied, as long as the backend holds it."""
-
-    step: int
-    roster: str
-    members: tuple[PeerId, ...]
-    digest: str

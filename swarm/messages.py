@@ -398,13 +398,15 @@ class AverageStart(AverageMessage):
 class AveragePart(AverageMessage):
     """The sender's gradient sum of part ``part``, for that part's owner; ``tokens`` stand behind it.
 
-    ``lineage`` names the parameters that it was computed with.
+    ``lineage`` names the parameters that it was computed with. ``holds`` is the digest of a larger roster's
+    average that the sender holds whole, and has told the digest of, so that who is lost may have applied it.
     """
 
     kind = "average_part"
     part: Count
     tokens: Count
     lineage: Digest = ""
+    holds: Digest = ""
 
 
 class AverageResult(AverageMessage):
