@@ -282,6 +282,7 @@ class Core:
         context = self.context
         context.step = self._begun = step
         context.members = members
+        self.router.held.forget(step - 1)  # and what others sent a newcomer too soon
         context.ledger = Ledger(step)
         context.origins_of_step = context.replicas(0)
         context.active = context.running = True
@@ -630,7 +631,6 @@ class Core:
             loss=self.loss_of_last_step,
             **figures,
         )
-        self.router.held.forget(close.step)
         if any(o.peer == context.me and o.stage == context.stage and not o.learning for o in close.members):
             self.begin(close.step + 1, close.members)
             self._on_step()
