@@ -339,7 +339,7 @@ class Averaging:
             self._held = None  # nobody has applied it: who stands apart shall have no part in it
             self._start_again(same)
             return
-        for peer in (*current.members, *self._listeners):
+        for peer in current.members:
             if peer != context.me:
                 self._send_done(peer, current.roster, current.digest)
         current.done_digest = current.digest
@@ -372,6 +372,9 @@ class Averaging:
             members=list(current.members),
             digest=current.digest,
         )
+        made_in = current.held.roster if current.held is not None and current.settling else current.roster
+        for peer in self._listeners:  # from everybody, for the leader may be lost before it comes to it
+            self._send_done(peer, made_in, current.digest)
         for sender, message in list(self._starts.items()):
             if message.step == step:
                 del self._starts[sender]
@@ -495,17 +498,16 @@ class Averaging:
         """All that are left hold the average of a larger roster: apply that, for the lost may have too."""
         held = current.held
         assert held is not None
-        kept = Round(current.roster, held.members)
+        kept = Round(current.roster, held.members, held)
 
         def refused(error: Exception) -> None:
             if self._round is kept:
                 self._on_stuck(f"the average that was held is no more: {error}")
 
-        if self._leader(current) == self._context.me:  # the lost may not have come to telling the learners
+        if self._leader(current) == self._context.me:  # the lost may not have come to sending it to learners
             lost = [part for part, owner in enumerate(held.members) if owner not in current.members]
             for peer in self._listeners:
                 send_parts(self._context, peer, held, held.roster, lost)
-                self._send_done(peer, held.roster, held.digest)
         self._settle(kept, held.digest, lambda: None, refused)
 
     def _settle(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bootstrap.faults.plan import FaultPlan, Target
 from bootstrap.faults.simulated import SimulatedFaults
+from bootstrap.simulation.fake import SPEC
 from bootstrap.simulation.swarm import SimSwarm
-from swarm.messages import Decided, StepClose
+from swarm.messages import Decided, Forward, Hop, StepClose
 from swarm.transport.memory import LinkModel
 
 EVERYONE = Target()
@@ -176,3 +179,71 @@ def test_the_last_replica_lost_before_a_newcomer_has_its_average_leaves_a_stage_
     assert swarm.run_to(max(p.step for p in swarm.living()) + 3, 60)
     swarm.whole()
     assert [name for name, _ in swarm.of("fell_out")] == ["new"]
+
+
+@pytest.mark.parametrize(("replicas", "deaths"), [(2, 1), (3, 1), (3, 2), (4, 3)])
+def test_the_average_that_a_lost_replica_may_have_applied_is_everybodys(replicas: int, deaths: int) -> None:
+    """The leader dies when it has applied it and before anybody hears so; then perhaps the next one."""
+    swarm = SimSwarm((5, replicas), pace=4)
+    stage = [f"s1r{number}" for number in range(replicas)]
+    dead: list[str] = []
+
+    def kill(name: str) -> bool:
+        if name not in dead and len(dead) < deaths:
+            dead.append(name)
+            for other in set(stage) - {name}:
+                swarm.network.one_way(other, name)
+            swarm.clock.call_later(0.02, partial(swarm.kill, name))
+        return len(dead) == deaths
+
+    def told(sender: str, to: str, message: Any) -> bool:
+        current = swarm.peers[to].core.averaging._round
+        if message.stage != 1 or current is None:
+            return False
+        return len({*current.digests, sender} - {to}) == replicas - 1 and kill(to)
+
+    swarm.when("average_digest", told)
+    swarm.when("average_part", lambda sender, to, message: bool(dead) and message.stage == 1 and kill(sender))
+    assert swarm.run_to(4)
+    swarm.whole()
+    averaged = [(name, f) for name, f in swarm.of("averaged") if f["stage"] == 1 and f["step"] == 1]
+    assert {name for name, _ in averaged} >= set(stage) - set(dead)
+    assert dead[0] in dict(averaged)
+    assert {tuple(fields["members"]) for _, fields in averaged} == {tuple(stage)}
+
+
+@pytest.mark.parametrize("kind", ["average_done", "average_digest"])
+@pytest.mark.parametrize("offset_s", [0.0, 0.001, 0.05])
+def test_a_learner_gets_the_average_that_the_survivors_kept(kind: str, offset_s: float) -> None:
+    """Also the lost one's part of it, and the word that it is over."""
+    swarm = SimSwarm((3, 2), pace=4)
+    assert swarm.run_to(1)
+    peer = swarm.newcomer("new", 1)
+    assert swarm.clock.run_until(lambda: bool(peer.events.of("loaded")), 20)
+    step = peer.events.of("loaded")[0]["step"]
+
+    def kill(sender: str, to: str, message: Any) -> bool:
+        if message.stage == 1:
+            swarm.clock.call_later(offset_s, partial(swarm.kill, sender))
+        return message.stage == 1
+
+    swarm.when(kind, kill, step=step, sent=True)
+    assert swarm.run_to(step + 3)
+    swarm.whole()
+    assert [fields["step"] for fields in peer.events.of("followed")] == [step]
+    assert peer.events.of("missed_average") == []
+
+
+def test_what_came_to_a_newcomer_too_soon_keeps_no_slot() -> None:
+    """Others had counted on it before it was ready, and went around it by a message that it did not get."""
+    swarm = SimSwarm((3, 1), memory_slots=1)
+    assert swarm.run_to(1)
+    peer = swarm.newcomer("new", 1)
+    path = (Hop(stage=0, peer="s0r0"), Hop(stage=1, peer="new"))
+    early = Forward(step=1, index=9, attempt=77, origin="s0r0", path=path, hop=1, tensor=SPEC)
+    peer.core.on_message("s0r0", early, np.array([1, 9, 0, 0], dtype=np.int64))
+    assert peer.core.router.held.occupied() == 1
+    assert swarm.clock.run_until(lambda: peer.core.context.active, 40)
+    assert early.key not in peer.core.router.held
+    assert swarm.run_to(peer.step + 3)
+    swarm.whole()

@@ -256,6 +256,66 @@ def test_nothing_of_the_old_roster_counts_in_the_new_one(replica: Replica) -> No
     assert replica.take(AverageResult) == []
 
 
+def told_and_left(holds: str) -> tuple[Replica, str]:
+    """One that had told its digest when the leader was lost; the other survivor says what it holds."""
+    leader, me = leader_and_other()
+    other = next(peer for peer in ALL if peer not in (leader, me))
+    desk = whole(me)
+    digest = desk.digest()
+    desk.sent.clear()
+    desk.averaging.on_gone(leader)
+    (_, part), rest = desk.one(AveragePart), tuple(sorted((me, other)))
+    assert part.holds == digest
+    own = rest.index(me)
+    values = np.zeros(WIDTH, dtype=np.int64)
+    values[ALL.index(other)] = 1
+    desk.hear(
+        other,
+        AveragePart,
+        roster=roster_of(0, 0, rest),
+        part=own,
+        tokens=10 * (ALL.index(other) + 1),
+        holds=holds or digest,
+        tensor=desk.backend.part_spec(own, 2),
+        values=values[bounds(own, 2)],
+    )
+    return desk, digest
+
+
+def test_survivors_that_have_all_told_the_digest_keep_the_average_of_the_larger_roster() -> None:
+    desk, digest = told_and_left("")
+    assert (desk.done, desk.stuck) == (1, [])
+    assert desk.backend.average.tolist() == AVERAGE.tolist()
+    (averaged,) = desk.events.of("averaged")
+    assert (averaged["members"], averaged["digest"]) == (list(ALL), digest)
+    leader, _ = leader_and_other()
+    parts = [(to, m.part) for to, m in desk.take(AverageResult)]
+    assert parts in ([(LEARNER, ALL.index(leader))], [])  # from the smaller roster's leader alone
+    assert [(to, m.roster) for to, m in desk.take(AverageDone)] == [(LEARNER, roster_of(0, 0, ALL))]
+
+
+def test_survivors_of_whom_one_had_not_told_it_average_anew() -> None:
+    """So the lost one cannot have applied it."""
+    desk, _ = told_and_left("00")
+    assert desk.done == 0
+    assert len(desk.take(AverageResult)) == 2  # to the other survivor and to the learner
+
+
+def test_an_average_that_is_being_kept_needs_nobody_any_more() -> None:
+    leader, me = leader_and_other()
+    desk = whole(me)
+    other = next(peer for peer in ALL if peer not in (leader, me))
+    for gone in (leader, other):
+        desk.averaging.on_gone(gone)
+    desk.take(AverageStart)
+    desk.averaging.on_gone(other)
+    desk.averaging.on_back(other)
+    assert desk.take(AverageStart) == []
+    desk.compute(3)
+    assert desk.done == 1
+    assert desk.events.of("averaged")[0]["members"] == list(ALL)
+
+
 def test_the_loss_of_somebody_else_changes_nothing(replica: Replica) -> None:
     replica.begin()
     replica.take(AveragePart)
