@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from peer.answers import Answers, send_parts
+from peer.answers import Answers
+from peer.average_sender import AverageSender
 from peer.context import Context, draw_order
 from peer.ledger import tokens_of
 from peer.rounds import Answer, Average, Round, largest, lineage_after, roster_of
@@ -67,7 +68,8 @@ class Averaging:
         self._finished: Average | None = None
         self._starts: dict[PeerId, AverageStart] = {}
         """Others' rosters that we cannot follow yet: of a later step, or of peers that we left out."""
-        self._answers = Answers(context)
+        self._send = AverageSender(context)
+        self._answers = Answers(context, self._send)
         self._cut: set[PeerId] = set()
         """Peers whose link to us broke since the averaging began."""
         self._early: dict[tuple[int, str], list[tuple[PeerId, AverageMessage, Any]]] = {}
@@ -126,28 +128,12 @@ class Averaging:
         current.holds[context.me] = current.held.digest if current.held is not None else ""
         for peer in members:
             if peer != context.me:
-                self._send_part(current, peer)
+                self._send.gradient(peer, self._close, current)
         early = self._early.pop((step, current.roster), [])
         self._early_count -= len(early)
         self._combine_if_whole(current)
         for sender, came, tensor in early:
             self.on_message(sender, came, tensor)
-
-    def _send_part(self, current: Round, owner: PeerId) -> None:
-        context, close = self._context, self._close
-        assert close is not None
-        part, parts = current.members.index(owner), len(current.members)
-        message = AveragePart(
-            step=close.step,
-            stage=context.stage,
-            roster=current.roster,
-            part=part,
-            tokens=tokens_of(close, context.me, context.stage),
-            lineage=self._lineage,
-            holds=current.holds[context.me],
-            tensor=context.backend.part_spec(part, parts),
-        )
-        context.transport.send(owner, message, context.backend.gradient_part(part, parts))
 
     def on_message(self, sender: PeerId, message: AverageMessage, tensor: Any) -> None:
         """Any message of an averaging of this peer's stage."""
@@ -256,18 +242,9 @@ class Averaging:
             self._on_stuck(f"no usable average: {error}")
 
     def _send_result(self, current: Round, peer: PeerId) -> None:
-        context, close = self._context, self._close
-        assert close is not None
-        part, parts = current.members.index(context.me), len(current.members)
-        message = AverageResult(
-            step=close.step,
-            stage=context.stage,
-            roster=current.roster,
-            part=part,
-            parts=parts,
-            tensor=context.backend.part_spec(part, parts),
-        )
-        context.transport.send(peer, message, current.result)
+        assert self._close is not None
+        part, parts = current.members.index(self._context.me), len(current.members)
+        self._send.result(peer, self._close.step, current.roster, part, parts, current.result)
 
     def _on_result(self, current: Round, sender: PeerId, message: AverageResult, values: Any) -> None:
         context = self._context
@@ -321,10 +298,7 @@ class Averaging:
             current.digests[context.me] = current.digest
             self._judge(current)
         else:
-            message = AverageDigest(
-                step=close.step, stage=context.stage, roster=current.roster, digest=current.digest
-            )
-            context.transport.send(leader, message)
+            self._send.digest(leader, close.step, current.roster, current.digest)
 
     def _judge(self, current: Round) -> None:
         """The leader's part: all digests are in. Those that stand apart are left out, the leader too; they
@@ -341,14 +315,9 @@ class Averaging:
             return
         for peer in current.members:
             if peer != context.me:
-                self._send_done(peer, current.roster, current.digest)
+                self._send.done(peer, self._close.step, current.roster, current.digest)
         current.done_digest = current.digest
         self._finish_if_agreed(current)
-
-    def _send_done(self, to: PeerId, roster: str, digest: str) -> None:
-        assert self._close is not None
-        message = AverageDone(step=self._close.step, stage=self._context.stage, roster=roster, digest=digest)
-        self._context.transport.send(to, message)
 
     def _on_done_message(self, current: Round, sender: PeerId, message: AverageDone) -> None:
         if sender != self._leader(current):
@@ -372,9 +341,9 @@ class Averaging:
             members=list(current.members),
             digest=current.digest,
         )
-        made_in = current.held.roster if current.held is not None and current.settling else current.roster
-        for peer in self._listeners:  # from everybody, for the leader may be lost before it comes to it
-            self._send_done(peer, made_in, current.digest)
+        if current.made_in is not None:
+            for peer in self._listeners:  # from everybody, for the leader may be lost before it comes to it
+                self._send.done(peer, step, current.made_in, current.digest)
         for sender, message in list(self._starts.items()):
             if message.step == step:
                 del self._starts[sender]
@@ -398,7 +367,8 @@ class Averaging:
         current = self._round
         if current is None or peer not in current.members or current.settling:
             return
-        self._send_part(current, peer)
+        assert self._close is not None
+        self._send.gradient(peer, self._close, current)
         if current.result is not None:
             self._send_result(current, peer)
         if current.digest is not None and self._leader(current) == peer:
@@ -418,14 +388,7 @@ class Averaging:
 
     def _send_start(self, peer: PeerId, current: Round) -> None:
         assert self._close is not None
-        message = AverageStart(
-            step=self._close.step,
-            stage=self._context.stage,
-            roster=current.roster,
-            members=current.members,
-            lineage=self._lineage,
-        )
-        self._context.transport.send(peer, message)
+        self._send.start(peer, self._close.step, current.roster, current.members, self._lineage)
 
     def _start_again(self, survivors: tuple[PeerId, ...]) -> None:
         context = self._context
@@ -470,9 +433,10 @@ class Averaging:
         current, close = self._round, self._close
         if current is None or close is None or message.step != close.step or current.settling:
             return
-        answer = self._answers.hear(
-            sender, message, tensor, lambda: self._on_stuck("the others have left this peer's step behind")
-        )
+        if isinstance(message, AverageDone) and not message.digest:
+            self._on_stuck("the others have left this peer's step behind")
+            return
+        answer = self._answers.hear(sender, message, tensor)
         if answer is not None:
             self._take(sender, answer)
 
@@ -507,7 +471,8 @@ class Averaging:
         if self._leader(current) == self._context.me:  # the lost may not have come to sending it to learners
             lost = [part for part, owner in enumerate(held.members) if owner not in current.members]
             for peer in self._listeners:
-                send_parts(self._context, peer, held, held.roster, lost)
+                for part in lost:
+                    self._send.held(peer, held, held.roster, part)
         self._settle(kept, held.digest, lambda: None, refused)
 
     def _settle(

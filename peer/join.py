@@ -64,7 +64,7 @@ class Joiner:
         """The step whose parameters the backend holds."""
         self._averages: dict[int, dict[str, dict[int, Any]]] = {}
         self._done: dict[int, AverageDone] = {}
-        """step -> the word of its group's leader."""
+        """step -> the word of a replica that it is over."""
         self._loading = False
         self._loads = 0
         """Loads that were begun or given up: what an older one brings is of no use."""
@@ -146,7 +146,8 @@ class Joiner:
         if close.epoch > context.epoch:
             context.epoch, context.step = close.epoch, 0
             self._forget_state()
-            self._closes.clear()
+            for known in (self._closes, self._averages, self._done):
+                known.clear()
         named = self._place_in(close) is not None
         if not self._closes or close.step > max(self._closes):
             self.contacts = {member.peer for member in close.members} - {context.me}
@@ -252,8 +253,8 @@ class Joiner:
                 "loaded", step=index.step, digest=digest, bytes=len(image), sources=sources
             )
             self._state_step = index.step
-            for step in [step for step in self._averages if step < index.step]:
-                del self._averages[step]
+            self._averages = {step: parts for step, parts in self._averages.items() if step >= index.step}
+            self._done = {step: word for step, word in self._done.items() if step >= index.step}
             self._bereft = self._misses_replica(index.step)
             self._context.lineage = index.lineage
             self._catch_up()
@@ -282,6 +283,8 @@ class Joiner:
         context = self._context
         if message.stage != context.stage or sender not in self._averagers(message.step):
             return
+        if self._state_step is not None and message.step < self._state_step:
+            return  # it is in our parameters already
         if isinstance(message, AverageResult):
             rounds = self._averages.setdefault(message.step, {})
             rounds.setdefault(message.roster, {})[message.part] = (message.parts, tensor)

@@ -63,6 +63,13 @@ class Round:
     """The average is known and here, and needs nobody any more."""
 
     @property
+    def made_in(self) -> str | None:
+        """The roster under which learners have the parts; None if they have them from those who made it."""
+        if not self.settling:
+            return self.roster
+        return self.held.roster if self.held is not None else None
+
+    @property
     def held_by_all(self) -> bool:
         """Did everyone hold the same average? Then somebody outside of the roster may have applied it."""
         return self.held is not None and set(self.holds.values()) == {self.held.digest}

@@ -389,6 +389,13 @@ def test_an_answer_is_applied_in_place_of_our_own_average(replica: Replica) -> N
     replica.hear("s1r1", AverageDone, roster=answer, digest=helper.digest())
     assert (replica.done, replica.stuck, replica.strikes) == (1, [], [])
     assert replica.backend.average.tolist() == AVERAGE.tolist()
+    assert replica.take(AverageDone) == []  # learners have no parts under an answer's roster
+
+
+def test_an_empty_answer_says_that_there_is_no_average_for_us(replica: Replica) -> None:
+    replica.begin()
+    replica.hear("s1r1", AverageDone, roster=roster_of(0, 0, ("answer", "s1r1")), digest="")
+    assert replica.stuck == ["the others have left this peer's step behind"]
 
 
 def test_an_answer_that_does_not_hash_to_its_digest_is_a_strike(replica: Replica) -> None:
