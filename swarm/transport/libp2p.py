@@ -123,6 +123,7 @@ class Libp2pTransport:
             if known.dial is not None:
                 known.dial.cancel()
                 known.dial = None
+            known.awaited = False
             self._forget_queue(known)
             for link in list(known.links):
                 self._discard(known, link)
@@ -216,6 +217,7 @@ class Libp2pTransport:
         peer.session = session
         if peer.current is None:
             peer.current = link
+            peer.awaited = False
             self._flush(peer, link)
             if self._handler is not None:
                 self._call("on_link_up", peer.name)
@@ -228,11 +230,12 @@ class Libp2pTransport:
             peer.generation = next(self._generations)
             self._report_lost(peer, reason)
         else:
-            self._forget_stranger(peer)
+            self._unreached(peer, reason)
 
     # Dialling
 
     def _dial(self, peer: Neighbour) -> None:
+        peer.awaited = True
         if peer.dial is None:
             peer.dial = self._loop.create_task(self._dial_peer(peer))
 
@@ -259,9 +262,18 @@ class Libp2pTransport:
             if not link.up and not link.closed:
                 self._discard(peer, link)
                 link.close("given up")
-        if not link.up and peer.current is None and not self._closed:
-            self._forget_queue(peer)
-            self._report_lost(peer, f"cannot be reached: {reason}")
+        if not link.up:
+            self._unreached(peer, reason)
+
+    def _unreached(self, peer: Neighbour, reason: str) -> None:
+        """A link did not come up. What waits for it is lost, unless another may still: the other side dials
+        too, and may be the only one that can."""
+        if not peer.awaited or peer.dial is not None or peer.links or self._closed:
+            self._forget_stranger(peer)
+            return
+        peer.awaited = False
+        self._forget_queue(peer)
+        self._report_lost(peer, f"cannot be reached: {reason}")
 
     async def _open_link(self, peer: Neighbour, link: Link) -> None:
         """Open every stream, and wait until the other side has answered on each."""

@@ -38,6 +38,8 @@ class Neighbour:
         self.session: Session | None = None
         self.generation = generation
         self.dial: asyncio.Task[None] | None = None
+        self.awaited = False
+        """A dial has begun: whoever asked for it is told how it ends."""
         self.queue: deque[tuple[bytes, memoryview | None]] = deque()
         self.queued_bytes = 0
         self.stats = PeerStats()

@@ -7,13 +7,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from swarm.clock import Clock
+from swarm.clock import Clock, Timer
 from swarm.wire import PREAMBLE_BYTES, Preamble, WireError, unpack_preamble
 
 SLICE_BYTES = 1 << 20
 _WRITE_HIGH_BYTES = 1 << 18
 _SCRATCH_BYTES = 1 << 14
 _FRAMES_A_TURN = 32
+LINGER_S = 0.5
+"""How long a refused stream's bytes are read and dropped. If the socket closed while more of them came, p2pd
+could not write them, would reset the stream, and the farewell would not arrive."""
 
 
 class StreamOwner(Protocol):
@@ -59,6 +62,7 @@ class Stream(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._socket: asyncio.Transport = writer.transport  # type: ignore[assignment]
         self._closed = False
+        self._linger: Timer | None = None
         self._going_on = False
         self._paused = False
         self._queue: deque[memoryview] = deque()
@@ -101,11 +105,15 @@ class Stream(asyncio.BufferedProtocol):
     # Reading
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._closed:
+            return self._scratch
         if self._target is not None:
             return self._target[self._filled :]
         return self._scratch[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._closed:
+            return
         self.bytes_received += nbytes
         if self._target is None:
             self._end += nbytes
@@ -263,6 +271,8 @@ class Stream(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
         self._lost("closed by the other side" if exc is None else f"broke: {exc}"[:200], False)
 
     def _lost(self, reason: str, ours: bool) -> None:
@@ -271,16 +281,19 @@ class Stream(asyncio.BufferedProtocol):
             self.close()
 
     def close(self, farewell: bytes = b"") -> None:
-        """Close, after ``farewell`` if it can be sent at once; what is queued is dropped."""
+        """Close; what is queued is dropped. ``farewell`` goes out if it can at once; the other side then has
+        ``LINGER_S`` to close first."""
         if self._closed:
             return
         self._closed = True
         self._queue.clear()
         self.queued_bytes = 0
         self._target = None
-        if self._socket.get_write_buffer_size() == 0:
-            if farewell and not self._socket.is_closing():
-                self._socket.write(farewell)
-            self._socket.close()
-        else:
+        if self._socket.get_write_buffer_size() > 0:
             self._socket.abort()
+        elif farewell and not self._socket.is_closing():
+            self._socket.write(farewell)
+            self._linger = self._clock.call_later(LINGER_S, self._socket.close)
+            self._socket.resume_reading()
+        else:
+            self._socket.close()

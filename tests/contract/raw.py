@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,20 +67,27 @@ class RawPeer:
         )
         return RawStream(reader, writer)
 
-    async def link(self, victim: Node, **changes: Any) -> list[RawStream]:
-        """Say hello properly on three streams, and read the welcomes."""
+    def hellos(self, **changes: Any) -> Callable[[Node, int], Awaitable[RawStream]]:
+        """Opens a stream of one link of three by its number, and says hello on it."""
         fields = {
             "run_id": "run",
             "session": Session(instance=secrets.token_bytes(8), generation=0),
             "link": secrets.token_bytes(16),
             "data_streams": 2,
         }
-        streams = []
-        for index in range(3):
+
+        async def say_hello(victim: Node, index: int) -> RawStream:
             stream = await self.open(victim)
             hello = Hello(**{**fields, "stream": index, **changes})  # type: ignore[arg-type]
             stream.write(model_frame(FrameKind.HELLO, hello))
-            streams.append(stream)
+            return stream
+
+        return say_hello
+
+    async def link(self, victim: Node, **changes: Any) -> list[RawStream]:
+        """Say hello properly on three streams, and read the welcomes."""
+        say_hello = self.hellos(**changes)
+        streams = [await say_hello(victim, index) for index in range(3)]
         for stream in streams:
             preamble, _ = await stream.frame()
             assert preamble.kind is FrameKind.WELCOME

@@ -175,6 +175,44 @@ async def test_noise_instead_of_a_hello(libp2p: Libp2pHarness, victim: Node, att
     await still_serves(libp2p, victim)
 
 
+async def test_a_farewell_arrives_though_more_noise_is_on_its_way(
+    libp2p: Libp2pHarness, victim: Node, attacker: RawPeer
+) -> None:
+    for _ in range(5):
+        stream = await attacker.open(victim)
+        for _ in range(40):
+            stream.write(bytes(10_000))
+        assert "not a frame" in await stream.farewell()
+    await still_serves(libp2p, victim)
+
+
+@pytest.mark.parametrize("comes_up", [True, False])
+async def test_what_waits_for_a_peer_that_we_cannot_dial_goes_over_the_link_that_it_opens(
+    libp2p: Libp2pHarness, comes_up: bool
+) -> None:
+    """Behind a NAT, only one of the two can dial: the raw peer takes no stream that is opened to it."""
+    victim = await libp2p.node(limits=Limits(hello_timeout_s=10.0) if comes_up else SHORT)
+    dialler = await RawPeer.start(victim)
+    try:
+        say_hello = dialler.hellos()
+        first = await say_hello(victim, 0)
+        victim.say(dialler.host.peer_id, 7)
+        if comes_up:
+            await libp2p.settle()
+            assert victim.recorder.events == []
+            rest = [await say_hello(victim, index) for index in (1, 2)]
+            assert all([(await stream.frame())[0].kind is FrameKind.WELCOME for stream in rest])
+            assert (await first.frame())[0].kind is FrameKind.WELCOME
+            assert wire.decode_header((await first.frame())[1]) == Note(number=7)
+            assert victim.recorder.events == [("up", dialler.host.peer_id)]
+        else:
+            assert await first.farewell() == "its hello stayed incomplete"
+            assert victim.recorder.events == [("lost", dialler.host.peer_id)]
+            assert "cannot be reached" in victim.recorder.reasons[0]
+    finally:
+        await dialler.host.close()
+
+
 async def test_half_open_streams_free_their_slots(
     libp2p: Libp2pHarness, victim: Node, attacker: RawPeer
 ) -> None:
