@@ -302,7 +302,7 @@ class Core:
             return
         self.agreement.begin()
         self.mover.review()
-        self.planner.review()
+        self.planner.begin()
         self.donor.on_step()
         self.router.on_step()
         if context.stage == 0:
@@ -570,6 +570,7 @@ class Core:
         for member in close.members:
             self.liveness.reconsider(member.peer)
         self.mover.on_decided(close)
+        self.planner.decided(close.members)
         try:
             self.router.sums.settle(self._summed)
         except LookupError as error:

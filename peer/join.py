@@ -8,7 +8,7 @@ meanwhile, and when it has caught up the next close names it a member. No one wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from peer.context import Context
@@ -55,7 +55,10 @@ class Joiner:
         """The newest decision that we know of, and those since the step of our state."""
         self._named_once = False
         self._passed_over = False
-        """A close did not name us though we had begun to load: from now on we load when one does."""
+        """We had asked for it and begun to load, and a close did not name us: from now on we load when one
+        does."""
+        self._heard_since: int | None = None
+        """The newest closed step when others had heard that we want to come in."""
         self.download: Download | None = None
         self.restoration: Restoration | None = None
         self._told = ""
@@ -109,7 +112,9 @@ class Joiner:
             return
         context = self._context
         context.clock.call_later(ASK_AGAIN_S, self._ask)
-        self._send_request()
+        if self._heard_since is None and self._closes:  # in answer to the first request
+            self._heard_since = max(self._closes)
+        self._send_request(self.contacts)
         self._fetch()
         step = self._state_step
         if step is not None and step not in self._closes and self._closes and max(self._closes) > step:
@@ -138,7 +143,7 @@ class Joiner:
 
     def on_link_up(self, peer: PeerId) -> None:
         if peer in self.contacts:
-            self._context.transport.send(peer, self._request())
+            self._send_request((peer,))
 
     def on_decided(self, close: StepClose) -> None:
         """A step was closed: we are not in it, a learner of the next, or a member of the next."""
@@ -170,7 +175,8 @@ class Joiner:
 
     def _not_named(self, close: StepClose) -> None:
         """The average of the closed step does not come to us."""
-        if self._state_step is not None or self.download is not None:
+        loading = self._state_step is not None or self.download is not None
+        if loading and self._heard_since is not None and close.step > self._heard_since:
             self._passed_over = True
         self._forget_state()
         self._closes = {step: known for step, known in self._closes.items() if step > close.step}
@@ -317,7 +323,7 @@ class Joiner:
             self.close()
             self._on_ready(step, self._closes[step - 1].members)
         elif self.ready:
-            self._send_request()
+            self._send_request(self.contacts)
 
     def _skip(self, newest: int) -> None:
         """No average comes of steps in which the stage had no replica."""
@@ -363,9 +369,9 @@ class Joiner:
             holds=self._recalled.step,
         )
 
-    def _send_request(self) -> None:
+    def _send_request(self, to: Iterable[PeerId]) -> None:
         request = self._request()
-        for peer in sorted(self.contacts):
+        for peer in sorted(to):
             if self._context.liveness.alive(peer):
                 self._context.transport.send(peer, request)
 

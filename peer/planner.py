@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from peer.context import Context
+from peer.context import Context, draw_order
 from peer.paces import Paces
+from peer.plans import Plans, fits
 from peer.rates import Rates
 from peer.worker import TaskKind
 from scheduler.belief import Doubt, believed, witnessed
@@ -15,14 +16,18 @@ from scheduler.gossip import Gossip
 from scheduler.hashtree import Fact
 from scheduler.instance import Instance
 from scheduler.paths import replacement, search
-from scheduler.plan import Plan, validate
-from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact, Rank, rank
-from swarm.messages import Hop
+from scheduler.plan import Plan
+from scheduler.view import PLAN_TOPIC, VIEW_TOPIC, PeerView, PlanFact
+from swarm.clock import Timer
+from swarm.messages import Hop, Member
 from swarm.transport.base import PeerId
 
 SOON_S = 0.1
 """From a loss or a return to the search for a plan that fits it: they often come several at a time, and until
 then the old plan's paths go around the lost."""
+LEAD_S = 0.5
+"""One origin plans for a changed membership, so that all go by one plan. The next in the draw order does so
+when none has come for so long, and so on; meanwhile the old plan's paths go around the lost."""
 REVIEW_S = 10.0
 """Between two looks at whether measured speeds allow a better plan."""
 NOMINAL_S = 0.01
@@ -69,9 +74,9 @@ class Planner:
         self._doubted: dict[PeerId, Doubt] = {}
         self._looked = False
         """Is ``_instance`` the problem as it stood at the last review? Only who asks pays for it."""
-        self._plan: Plan | None = None
-        self._standing: tuple[Plan, Instance, Rank] | None = None
-        """The held plan's rank, which each plan that comes is compared with."""
+        self._plans = Plans()
+        self._found: Plan | None = None
+        """The newest plan that we found, where the next search goes on."""
         self._planned: Counter[PeerId] = Counter()
         """Visits by ``_counted_plan``."""
         self._counted_plan: Plan | None = None
@@ -80,6 +85,8 @@ class Planner:
         self._given_step = -1
         self._gossip: Gossip | None = None
         self._soon = False
+        self._waits: Timer | None = None
+        """Until it is our turn to plan for the membership as it is."""
         self._closed = False
 
     def start(self, gossip: Gossip) -> None:
@@ -93,7 +100,7 @@ class Planner:
     @property
     def plan(self) -> Plan | None:
         """The plan that this peer holds."""
-        return self._plan
+        return self._plans.held
 
     # -- what others say -----------------------------------------------------------------------------------
 
@@ -118,19 +125,8 @@ class Planner:
 
     def _weigh(self, plan: Plan) -> None:
         """Only an origin takes paths from a plan; others pass it on."""
-        if self._context.stage != 0 or not self._context.active:
-            return
-        instance = self._problem()
-        if instance is None or plan.epoch != instance.epoch or validate(plan, instance) is not None:
-            return
-        if self._plan is None or rank(plan, instance) < self._rank_of_plan(self._plan, instance):
-            self._plan = plan
-
-    def _rank_of_plan(self, plan: Plan, instance: Instance) -> Rank:
-        known = self._standing
-        if known is None or known[0] is not plan or known[1] is not instance:
-            self._standing = known = (plan, instance, rank(plan, instance))
-        return known[2]
+        if self._context.stage == 0:
+            self._plans.offer(plan, self._problem() if self._context.active else None)
 
     # -- what we say ---------------------------------------------------------------------------------------
 
@@ -227,31 +223,76 @@ class Planner:
             self.review()
 
     def review(self, *, improve: bool = False) -> None:
-        """Look at the membership and the speeds again. An origin whose plan does not fit them any more, or
-        that may ``improve`` it, searches from the plan that it holds."""
-        context = self._context
-        self._looked = False
-        self._views = {peer: view for peer, view in self._views.items() if self._known(peer)}
-        if context.stage != 0 or not context.active:
-            return
-        instance = self._problem()
+        """Look at the membership and the speeds again. If the plan does not fit them any more, an origin
+        searches for one in its turn; one that may ``improve`` it goes on from the best that it knows."""
+        instance = self._look_again()
         if instance is None:
             return
-        before = self._plan
-        held = before is not None and before.epoch == instance.epoch and validate(before, instance) is None
-        if held and not improve:
+        if self._plans.mend(instance):
+            if improve:
+                self._search(instance, self._context.step)
             return
+        place = self._place(self._context.step, self._context.members)
+        if self.plan is None or place == 0:
+            self._search(instance, self._context.step)
+        elif self._waits is None:
+            self._waits = self._context.clock.call_later(place * LEAD_S, self._our_turn)
+
+    def begin(self) -> None:
+        """A step begins: it goes by the best plan that we know of."""
+        instance = self._look_again()
+        if instance is not None:
+            self._plans.begin(instance)
+            self.review()
+
+    def decided(self, members: tuple[Member, ...]) -> None:
+        """The next step is ``members``'. Who is the first to plan for it does so while the others average."""
+        context = self._context
+        if context.stage != 0 or self._place(context.step + 1, members) != 0:
+            return
+        instance = self._look(members)
+        if instance is not None and not self._plans.fit(instance):
+            self._search(instance, context.step + 1)
+
+    def _look_again(self) -> Instance | None:
+        """The problem as it stands now, if it is for us to plan."""
+        self._looked = False
+        self._views = {peer: view for peer, view in self._views.items() if self._known(peer)}
+        origin = self._context.stage == 0 and self._context.active
+        return self._problem() if origin else None
+
+    def _place(self, step: int, members: tuple[Member, ...]) -> int:
+        """Before how many living origins of ``step`` is it not our turn? Those that are only to come have no
+        turn."""
+        context = self._context
+        here = context.replicas(0)
+        origins = tuple(m.peer for m in members if m.stage == 0 and not m.learning and m.peer in here)
+        order = [peer for peer in draw_order(step, origins) if context.liveness.alive(peer)]
+        return order.index(context.me) if context.me in order else len(order)
+
+    def _our_turn(self) -> None:
+        self._waits = None
+        instance = self._look_again()
+        if instance is None or not self._context.running or self._closed:
+            return
+        if not self._plans.mend(instance):
+            self._search(instance, self._context.step)
+
+    def _search(self, instance: Instance, step: int) -> None:
+        """Tell the others of a plan that is better than what we know."""
+        found = self._found
         plan = search(
             instance,
-            seed=self._seed + context.step,
-            previous=before,
+            seed=self._seed + step,
+            previous=found if found is not None and fits(found, instance) else self.plan,
             iterations=self._iterations,
-            proposer=context.me,
+            proposer=self._context.me,
         )
-        if before is not None and held and self._rank_of_plan(before, instance) <= rank(plan, instance):
+        self._found = plan
+        if not self._plans.worth_telling(plan, instance):
             return
-        self._plan = plan
-        context.events.emit("planned", step=context.step, makespan_s=plan.makespan_s, epoch=plan.epoch)
+        self._plans.offer(plan, instance if step == self._context.step else None)
+        self._context.events.emit("planned", step=step, makespan_s=plan.makespan_s, epoch=plan.epoch)
         if self._gossip is not None:
             self._gossip.publish(PLAN_TOPIC, PlanFact(plan=plan).to_bytes())
 
@@ -259,17 +300,15 @@ class Planner:
         """The scheduling problem as it stands since the last review; of before that if none comes of it."""
         if not self._looked:
             self._looked = True
-            self._instance = self._look() or self._instance
+            self._instance = self._look(self._context.members) or self._instance
         return self._instance
 
-    def _look(self) -> Instance | None:
-        """The scheduling problem of the members that live."""
+    def _look(self, members: tuple[Member, ...]) -> Instance | None:
+        """The scheduling problem of those of ``members`` that live."""
         context = self._context
-        living = {
-            m.peer: m.stage for m in context.members if not m.learning and context.liveness.alive(m.peer)
-        }
+        living = {m.peer: m.stage for m in members if not m.learning and context.liveness.alive(m.peer)}
         rules = context.rules
-        drawn = {p: rules.microbatches_per_origin for p in context.origins_of_step if p in living}
+        drawn = {peer: rules.microbatches_per_origin for peer in sorted(living) if living[peer] == 0}
         others = len({stage for stage in living.values() if stage})
         mean = sum(drawn.values()) * (rules.path_length - 1) / max(1, others)
         try:
@@ -286,7 +325,7 @@ class Planner:
             context.events.emit("no_plan", reason=str(error))
             return None
         views = [view for peer, view in self._views.items() if peer in living]
-        instance, doubts = believed(claimed, self._plan, witnessed(views, self._paces.seen_s(), context.me))
+        instance, doubts = believed(claimed, self.plan, witnessed(views, self._paces.seen_s(), context.me))
         for doubt in doubts:
             if doubt.peer not in self._doubted:
                 context.events.emit(
@@ -300,9 +339,9 @@ class Planner:
     def path(self, position: int, avoid: frozenset[PeerId] = frozenset()) -> tuple[Hop, ...]:
         """``Routes.path``, around peers that are lost by now."""
         context = self._context
-        if self._plan is None:
+        if self.plan is None:
             self.review()
-        planned = self._plan.take(context.me, position + 1) if self._plan is not None else ()
+        planned = self.plan.take(context.me, position + 1) if self.plan is not None else ()
         stages = {member.peer: member.stage for member in context.members if not member.learning}
         hops = [Hop(stage=context.stage, peer=context.me)]
         for peer in (planned[position] if planned else (context.me,))[1:]:
@@ -360,9 +399,9 @@ class Planner:
         if self._given_step != self._context.step:
             self._given_step = self._context.step
             self._given.clear()
-        if self._plan is not self._counted_plan:
-            self._counted_plan = self._plan
-            paths = self._plan.paths if self._plan is not None else ()
+        if self.plan is not self._counted_plan:
+            self._counted_plan = self.plan
+            paths = self.plan.paths if self.plan is not None else ()
             self._planned = Counter(peer for path in paths for peer in path[1:])
         return {
             spec.peer: (self._planned[spec.peer] + self._given[spec.peer]) * spec.work_s

@@ -8,7 +8,7 @@ import pytest
 
 from bootstrap.simulation.fake import WIDTH
 from bootstrap.simulation.swarm import SimPeer, SimSwarm
-from swarm.messages import StateChunk
+from swarm.messages import Decided, StateChunk
 from swarm.transport.memory import LinkModel
 
 
@@ -103,10 +103,27 @@ def test_who_is_not_named_though_it_holds_the_state_takes_a_newer_one_later() ->
     assert peer.events.of("admitted") == []
     for other in swarm.peers.values():
         del other.core.newcomers.on_request
-    comes_in(swarm, peer)
+    comes_in(swarm, peer, needed=False)  # the other stages have two, too
     steps = [fields["step"] for fields in peer.events.of("loaded")]
     assert steps[0] == 2
     assert steps[-1] > 3
+
+
+def test_a_step_that_was_closed_before_it_asked_has_not_passed_a_newcomer_over() -> None:
+    """It hears of two closes, the older first: it loads the state of the step that is under way all the
+    same, and works from the next one on."""
+    swarm = SimSwarm((2, 2, 2), pace=10)
+    assert swarm.run_to(2)
+    swarm.kill("s1r1")
+    assert swarm.run_to(3)
+    peer = swarm.newcomer("s1r1", 1, incarnation=1025)
+    closes = [swarm.peers["s0r0"].core.agreement.closes[step] for step in (1, 2)]
+    peer.core.on_message("s0r0", Decided(close=closes[0]), None)
+    assert swarm.clock.run_until(lambda: peer.core.joiner.download is not None, 0.5)
+    assert swarm.clock.run_until(lambda: bool(peer.events.of("loaded")), 1)
+    assert swarm.run_to(5)
+    assert [fields["step"] for fields in peer.events.of("joined")] == [4]
+    swarm.whole()
 
 
 def test_the_others_do_not_wait_for_a_newcomer() -> None:

@@ -159,8 +159,8 @@ def test_a_newcomer_gets_the_last_average_that_a_mover_makes_in_its_old_stage() 
     swarm = lacking()
     assert swarm.clock.run_until(lambda: bool(swarm.of("moving")), 60)
     ((_, going),) = swarm.of("moving")
-    # It asks too late for the close of this step: the next admits both, and the one after names both.
-    assert swarm.clock.run_until(lambda: swarm.counted(going["step"]) > 0, 30)
+    # The close that admits the mover to its new stage is over: the next one names both.
+    assert swarm.clock.run_until(lambda: swarm.counted(going["step"] + 1) > 0, 30)
     new = swarm.newcomer("new", 1)
     ((_, gone),) = moved(swarm)
     goes_on(swarm, 4)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from peer.context import draw_order
 from peer.paces import Paces
 from peer.planner import (
     COPIES,
+    LEAD_S,
     RATE_BYTES_PER_S,
     REVIEW_S,
     SOON_S,
@@ -197,7 +199,8 @@ def test_a_worse_plan_of_another_is_not_taken(desk: Planning) -> None:
     assert desk.paths() == mine
 
 
-def test_a_better_plan_of_another_is_taken_whatever_it_claims_of_itself(desk: Planning) -> None:
+def better_of_another(desk: Planning) -> Plan:
+    """The desk holds an uneven plan, made while two peers were slow; another origin has an even one."""
     desk.see(s1r1=0.5, s2r1=0.5)
     assert desk.paths() == [["s0r0", "s1r0", "s2r0"]] * EACH
     desk.see()
@@ -207,9 +210,82 @@ def test_a_better_plan_of_another_is_taken_whatever_it_claims_of_itself(desk: Pl
     other.see()
     other.planner.review()
     assert other.planner.plan is not None
-    plan = other.planner.plan.model_copy(update={"makespan_s": 1e6})
+    return other.planner.plan.model_copy(update={"makespan_s": 1e6})
+
+
+def test_a_better_plan_of_another_is_taken_by_the_next_step_whatever_it_claims_of_itself(
+    desk: Planning,
+) -> None:
+    """Not in mid-step: another origin may hear of it later, and a mixture of two even plans is not even."""
+    plan = better_of_another(desk)
     desk.hear(PLAN_TOPIC, "s0r1", PlanFact(plan=plan).to_bytes())
+    desk.planner.review()
+    assert desk.planner.plan != plan
+    desk.planner.begin()
     assert desk.planner.plan == plan
+
+
+def test_a_plan_that_fits_again_after_a_return_is_taken_in_mid_step(desk: Planning) -> None:
+    desk.see()
+    desk.planner.review()
+    assert desk.planner.plan is not None
+    whole = desk.planner.plan.model_copy(update={"proposer": "s0r1"})
+    desk.lost.add("s1r1")
+    desk.planner.review_soon()
+    desk.clock.run_for(SOON_S + 2 * LEAD_S)
+    desk.hear(PLAN_TOPIC, "s0r1", PlanFact(plan=whole).to_bytes())
+    assert desk.planner.plan != whole
+    planned = len(desk.events.of("planned"))
+    desk.lost.clear()
+    desk.planner.review_soon()
+    desk.clock.run_for(SOON_S)
+    assert desk.planner.plan == whole
+    assert len(desk.events.of("planned")) == planned
+
+
+def first_and_second(step: int) -> tuple[str, str]:
+    """In whose turn it is to plan for two origins."""
+    first, second = draw_order(step, ("s0r0", "s0r1"))
+    return first, second
+
+
+def test_one_origin_plans_for_a_changed_membership_and_the_next_when_it_does_not() -> None:
+    planned = {}
+    for me in first_and_second(0):
+        desk = Planning(me)
+        desk.see()
+        desk.start()
+        desk.lost.add("s1r0")
+        desk.planner.review_soon()
+        desk.clock.run_for(2 * SOON_S)
+        planned[me] = [len(desk.events.of("planned"))]
+        desk.clock.run_for(LEAD_S)
+        planned[me].append(len(desk.events.of("planned")))
+    first, second = first_and_second(0)
+    assert planned == {first: [2, 2], second: [1, 2]}
+
+
+def test_the_first_origin_plans_for_the_next_step_while_the_others_average() -> None:
+    first, second = first_and_second(1)
+    desk, other = Planning(first), Planning(second)
+    for each in (desk, other):
+        each.see()
+        each.planner.review()
+        each.start()
+        each.published.clear()
+        less = tuple(member for member in each.context.members if member.peer != "s1r1")
+        each.planner.decided(less)
+    assert other.told(PLAN_TOPIC) == []
+    (told,) = desk.told(PLAN_TOPIC)
+    plan = PlanFact.from_bytes(told, first).plan
+    assert "s1r1" not in {peer for path in plan.paths for peer in path}
+    other.hear(PLAN_TOPIC, first, told)
+    for each in (desk, other):
+        assert each.planner.plan != plan  # the step that is under way keeps its own
+        each.context.members, each.context.step = less, 1
+        each.planner.begin()
+        assert each.planner.plan == plan
+    assert other.told(PLAN_TOPIC) == []
 
 
 @pytest.mark.parametrize(
